@@ -59,7 +59,7 @@ def train(words: list[str]) -> None:
 
 def steps(out: Path, done: int) -> None:
     for number in range(done, STEPS):
-        write(out, json.loads((MADE / "step.json").read_text()) | {"step": number})
+        write(out, json.loads((MADE / "step.json").read_text()) | {"step": number + 1})
         if number == STEPS // 2:
             keep(out, number)
             hold("train")

@@ -43,7 +43,7 @@ def shared(rank):
     model = Odd(rank)
     group = Group(CPU, timeout=200)
     try:
-        group.share(model.buffers())
+        group.broadcast(model.buffers())
     finally:
         group.close()
     return {name: buffer.to(torch.complex64) for name, buffer in model.named_buffers()}

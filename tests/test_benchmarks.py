@@ -90,6 +90,9 @@ from benchmarks.tools import demo_run  # noqa: E402
 from batchwright.client.trackers.following import State  # noqa: E402
 from batchwright.records.lines.line_files import METRICS  # noqa: E402
 from batchwright.records.lines.run_lines import RunLine  # noqa: E402
+from batchwright.training import all_reduce_run  # noqa: E402
+from batchwright.training.loop import open_task  # noqa: E402
+from batchwright.training.step.gradient_scaling import Adaptive  # noqa: E402
 from loops import counting, failing, summing  # noqa: E402
 from run_lines import typed  # noqa: E402
 from samples import make_plan, make_profile, make_summary  # noqa: E402
@@ -821,6 +824,41 @@ def test_overheads_are_step_times_over_those_without_round_by_round():
     assert noise.value == pytest.approx((0.0 + 200 / 196 - 1) / 2)
     assert (ags.name, ags.goal, ags.met) == ("ags_overhead", 0.03, False)
     assert ags.value == pytest.approx(0.25)
+
+
+def first_step_of(arm, monkeypatch):
+    """Weights after the first step of an arm, and whether parts of it were measured."""
+    tasks, measured = [], []
+
+    class EnoughError(Exception):
+        """The arm has taken its step."""
+
+    def end(samples):
+        raise EnoughError
+
+    def note(adaptive, tally, norms, *, batch):
+        measured.append(tally.local_sqr_norms is not None)
+
+    def opened_task(*arguments):
+        tasks.append(open_task(*arguments))
+        return tasks[0]
+
+    monkeypatch.setattr(gradient_overhead, "open_task", opened_task)
+    monkeypatch.setattr(gradient_overhead, "prepare_process", lambda cores: None)
+    monkeypatch.setattr(Adaptive, "learn", note)
+    torch.manual_seed(0)
+    with pytest.raises(EnoughError):
+        gradient_overhead.trained(SimpleNamespace(ready=lambda: None, step_done=end), arm)
+    return [p.detach().clone() for p in tasks[0].network.parameters()], measured
+
+
+@pytest.mark.slow
+def test_the_blind_arm_takes_the_steps_of_the_others_and_measures_no_norms(monkeypatch):
+    monkeypatch.setattr(all_reduce_run, "Reducer", all_reduce_run.Reducer)  # the arm sets another
+    weights, measured = first_step_of("noise", monkeypatch)
+    blind, unmeasured = first_step_of("blind", monkeypatch)
+    assert (measured, unmeasured) == ([True], [False])
+    assert all(torch.equal(a, b) for a, b in zip(weights, blind, strict=True))
 
 
 # ---------------------------------------------------------------------------------- step_overhead

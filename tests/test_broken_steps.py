@@ -136,7 +136,7 @@ def test_workers_that_exchange_statistics_take_equally_many_passes(monkeypatch):
         network = nn.ModuleDict({"used": nn.Linear(FEATURES, 3), "other": layer})
         with make_session(network, plan=make_tiny_plan(epochs=1)) as one:
             next(one.epochs())
-            assert one._run._sharing.walk._together == together
+            assert one._run._sharing.steps._together == together
 
 
 def test_workers_of_a_server_exchange_no_statistics():

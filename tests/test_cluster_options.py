@@ -8,11 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchwright as bw
-from batchwright.algorithms.solving import solve_rising
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.candidates import local_batches as shares_module
 from batchwright.planning.candidates.cluster_options import ClusterOption
-from batchwright.planning.candidates.local_batches import largest_shares, local_batches, split
+from batchwright.planning.candidates.local_batches import (
+    local_batches,
+    shares_by_kind,
+    solve_rising,
+    split,
+)
 from batchwright.planning.candidates.worker_types import worker_types_of
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.step_time import StepTimeModel
@@ -92,7 +96,7 @@ def test_shares_within_a_kind_differ_by_one_at_most(count, total):
 
 def test_memory_holds_a_kind_back_and_the_others_take_its_part():
     free = cluster_of((2, 2), (1.0, 1.0))
-    assert largest_shares(free, split(free, 128, 400)) == (100, 100)
+    assert [share for _, share in shares_by_kind(free, split(free, 128, 400))] == [100, 100]
     plan = planned(
         [{"kind": "slow", "count": 2, "memory": GIB}, {"kind": "fast", "count": 2}],
         global_batch=4000,

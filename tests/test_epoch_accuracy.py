@@ -10,9 +10,8 @@ from rich.console import Console
 from batchwright.algorithms.splicing import spliced
 from batchwright.cli.output import result
 from batchwright.planning.planner import make_plan
-from batchwright.prediction.accuracy.forecast import Forecast, forecast
+from batchwright.prediction.accuracy.forecast import Forecast, forecast, straying
 from batchwright.prediction.accuracy.learning import AT_PEAK, falls_short
-from batchwright.prediction.accuracy.straying import straying
 from batchwright.prediction.accuracy.trainings import Candidate
 from batchwright.records import EpochRecord, Estimate, Plan
 from batchwright.records.lines.line_files import lines_of
@@ -116,11 +115,11 @@ def test_what_falls_short_is_gone_when_the_rate_has_come_down():
 def test_a_shortfall_lowers_accuracy_and_its_doubt_widens_the_interval():
     model, one = truth(), Candidate("sgd", 64, 60_000)
     whole = model.accuracy(one)
-    assert model.counted(one, falls_short(0.0, 0.0), None) == whole
-    lower = model.counted(one, AT_PEAK._replace(mean=0.5), None)
+    assert model.evaluated(one, falls_short(0.0, 0.0), None) == whole
+    lower = model.evaluated(one, AT_PEAK._replace(mean=0.5), None)
     assert lower.value < whole.value
     assert lower.high - lower.low > whole.high - whole.low
-    counted = model.counted(one, falls_short(0.0, 0.0), 100)
+    counted = model.evaluated(one, falls_short(0.0, 0.0), 100)
     assert (counted.value, counted.low < whole.low) == (whole.value, True)
 
 

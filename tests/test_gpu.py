@@ -799,7 +799,7 @@ def sums_on_one_gpu(rank):
     device = host.enter(GPU)
     group = Group(device, timeout=SECONDS)
     network = resnet8(3).to(device)
-    group.share(network.parameters())
+    group.broadcast(network.parameters())
     total = group.sum(torch.full((3,), float(rank + 1), device=device))
     group.close()
     return total.tolist()

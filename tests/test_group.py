@@ -243,7 +243,7 @@ def test_who_comes_late_has_the_whole_limit_for_what_follows(agent_store, monkey
 def waits_for_orders(rank, number):
     """Of worker 0, which holds the store and gets a signal once both have met."""
     port = int(os.environ["MASTER_PORT"])
-    here = Started("torchrun", rank, 2, rank, 2, "localhost", port, launch="", how="")
+    here = Started(rank, 2, rank, 2, "localhost", port, by="torchrun")
     with Gathering(here, versions={}, words="run") as joined:
         if rank == 0:
             joined._hear("met")

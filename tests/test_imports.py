@@ -36,7 +36,6 @@ ARROWS = {
         "storage",
         "records",
         "prediction.accuracy.forecast",
-        "prediction.accuracy.straying",
         "prediction.noise_scale",
         "algorithms",
         "workload",

@@ -12,7 +12,7 @@ import pytest
 from batchwright.algorithms.learning_rate import make_rule, remark_on_rate, rule_for
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
-from batchwright.planning.candidates.learnt import Learnt, why_unknown
+from batchwright.planning.candidates.learnt import LearningLaw, why_unknown
 from batchwright.planning.candidates.objectives import OBJECTIVES, accurate
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
@@ -123,10 +123,10 @@ def test_trainings_of_few_steps_are_less_the_fewer_they_have_and_a_target_finds_
         assert logits == sorted(logits)
         assert logits[3] - logits[2] < 0.02  # no step where the form changes
         for samples in lengths:
-            reached = model.surely(Candidate("muon", batch, samples), 0.5)
+            reached = model.reached_with(Candidate("muon", batch, samples), 0.5)
             aim = model.aim("muon", batch, reached)
             assert aim.samples == pytest.approx(samples, rel=1e-6)
-            more = model.surely(Candidate("muon", batch, 1.001 * samples), 0.5)
+            more = model.reached_with(Candidate("muon", batch, 1.001 * samples), 0.5)
             unit, above = ((one - 0.1) / 0.9 for one in (reached, more))
             rise = log(above / (1 - above)) - log(unit / (1 - unit))
             assert aim.slope == pytest.approx(rise / log(1.001), rel=0.01)
@@ -149,7 +149,7 @@ def test_chances_are_as_uncertain_as_the_interval():
     prior, one = fit_learning([], classes=10), Candidate("sgd", 64, 50_000)
     low = prior.accuracy(one).low
     assert prior.probability(one, low) == pytest.approx(0.975, rel=1e-4)
-    assert prior.surely(one, 0.975) == pytest.approx(low, rel=1e-4)
+    assert prior.reached_with(one, 0.975) == pytest.approx(low, rel=1e-4)
 
 
 def test_more_samples_smaller_batches_and_more_classes_do_as_they_should():
@@ -190,11 +190,11 @@ def test_what_both_have_in_common_is_not_in_the_error_of_their_difference():
         [Observed("sgd", 128, 5000, 0.3, 1000)], classes=CLASSES, optimizers=("muon",)
     )
     one, other = Candidate("sgd", 64, 10**5), Candidate("sgd", 128, 10**5)
-    apart, error = model.apart(one, other)
-    assert apart == pytest.approx(-model.apart(other, one)[0])
+    apart, error = model.difference(one, other)
+    assert apart == pytest.approx(-model.difference(other, one)[0])
     width = model.accuracy(one)
     assert error < (width.high - width.low) / 1.96 / 2
-    assert model.apart(one, one) == (0.0, 0.0)
+    assert model.difference(one, one) == (0.0, 0.0)
 
 
 def test_a_trial_lowers_the_error_by_as_much_as_was_said_before():
@@ -202,12 +202,12 @@ def test_a_trial_lowers_the_error_by_as_much_as_was_said_before():
     model = fit_learning(seen, classes=CLASSES, optimizers=("muon",))
     one, other = Candidate("sgd", 64, 10**5), Candidate("muon", 64, 10**5)
     trial = Candidate("muon", 64, 5000)
-    told = model.would_tell(trial, 1000, one, other)
+    told = model.error_removed(trial, 1000, one, other)
     expected = model.accuracy(trial).value
     after = fit_learning(
         [*seen, Observed(*trial[:3], expected, 1000)], classes=CLASSES, optimizers=("muon",)
     )
-    before, left = model.apart(one, other)[1], after.apart(one, other)[1]
+    before, left = model.difference(one, other)[1], after.difference(one, other)[1]
     assert 0 < told < 1
     assert left == pytest.approx((1 - told) * before, rel=0.02)
 
@@ -342,7 +342,7 @@ def test_a_training_that_fails_at_a_high_rate_hardly_pulls_the_law(diverged, hel
     without, found = (fit_learning(some, classes=CLASSES) for some in (seen, [*seen, failed]))
     assert found.accuracy(usual).value == pytest.approx(without.accuracy(usual).value, abs=0.01)
     assert found.offset("sgd") == pytest.approx(without.offset("sgd"), abs=0.25)
-    assert found.least_failing("sgd") == failed.offset
+    assert found.lowest_failing("sgd") == failed.offset
 
 
 def test_where_the_usual_rate_diverges_the_one_below_is_taken():
@@ -356,7 +356,7 @@ def test_where_the_usual_rate_diverges_the_one_below_is_taken():
 def test_a_rate_too_low_to_learn_anything_speaks_against_no_higher_one():
     seen = [one._replace(accuracy=0.1) if one.offset < 0 else one for one in at_rates(0.8)]
     model = fit_learning(seen, classes=CLASSES)
-    assert model.least_failing("sgd") == float("inf")
+    assert model.lowest_failing("sgd") == float("inf")
     assert model.offset("sgd") > 0
 
 
@@ -859,12 +859,12 @@ def test_figures_are_of_trainings_of_which_anything_is_told():
 
 
 def test_optimizers_are_compared_after_as_many_steps_as_anything_is_told_of():
-    learnt = Learnt(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
+    learnt = LearningLaw(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
     job = taught().job.model_copy(update={"epochs": 1})
     compared = {one.batch: one for one in learnt.compared(job)}
     assert compared[512].steps == 0
     assert compared[1024].steps == MIN_STEPS
-    first = learnt.told_from(1024)
+    first = learnt.predictable_from(1024)
     assert 1 < first < 2
     assert compared[1024].muon == pytest.approx(learnt.accuracy("muon", 1024, first).value)
 
@@ -882,7 +882,7 @@ def test_epochs_to_a_target_are_no_fewer_than_those_of_which_anything_is_told():
 
 
 def test_a_chance_is_not_rounded_up_to_what_was_asked_for(monkeypatch):
-    learnt = Learnt(truth(), ("muon",), IMAGES, HELD_OUT, 12_000)
+    learnt = LearningLaw(truth(), ("muon",), IMAGES, HELD_OUT, 12_000)
     models = {"muon": fit_progress(None, base_batch=128)}
     told = {"target": 0.5, "confidence": 0.99, "least": 1, "learnt": learnt}
     progress = Progress(models, lambda _: "muon", 128, 5, **told)
@@ -1133,7 +1133,7 @@ def test_the_error_of_an_aim_after_a_trial_is_known_before_it():
 @pytest.mark.parametrize("confidence", [0.05, 0.5, 0.8, 0.99])
 def test_what_is_surely_reached_is_reached_with_that_probability(confidence):
     model, training = truth(), Candidate("muon", 128, 60_000)
-    surely = model.surely(training, confidence)
+    surely = model.reached_with(training, confidence)
     assert model.probability(training, surely) == pytest.approx(confidence)
     assert model.probability(training, 0.05) == 1
 

@@ -10,7 +10,7 @@ from batchwright.planning.candidates.optimizer import optimizers_of
 from batchwright.planning.methods import dynamic_batch
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.resolution import settled
-from batchwright.records import Goal, Job, Plan, RunSummary, Virtual
+from batchwright.records import Ags, Cycle, Goal, Job, Plan, RunSummary, Virtual
 from batchwright.records.documents import change_job
 from batchwright.records.run import WorkerTime
 from samples import make_data, make_epoch, make_network, make_summary
@@ -223,6 +223,24 @@ def test_another_method_says_what_plain_takes_to_a_target_or_that_it_does_not_re
     )
     said = "is not known, and method=plain has no plan to: no candidate has a chance of 10 %"
     assert said in reason.why
+
+
+def test_a_method_is_planned_where_plain_refuses_the_job():
+    """The smallest factor suits the batch of the cycle, and not the smaller one of `plain`."""
+    profile = profile_of()
+    keys = {
+        "base_batch": 512,
+        "ags": Ags(mode="norm", least=1.9),
+        "cycle": Cycle(batches=(2048, 2048)),
+    }
+    with pytest.raises(JobError, match=r"ags.least=1.9 is more than the largest factor"):
+        planned(profile, "plain", **keys)
+    plan = planned(profile, "cyclic", **keys)
+    runs = [run_of(planned(profile, "plain"), 0.5)]
+    assert planned(profile, "cyclic", runs, **keys).stages == plan.stages
+    aimed = keys | {"goal": Goal(accuracy=0.4)}
+    (reason,) = reasons(planned(profile, "cyclic", runs, **aimed), "accuracy")
+    assert "method=plain has no plan to: ags.least=1.9 is more than" in reason.why
 
 
 def _is_of(plan: Plan, one) -> bool:

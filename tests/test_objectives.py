@@ -16,7 +16,7 @@ import forked
 from batchwright.cli.output import print_plan
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.candidates.learnt import Learnt, learnt_of
+from batchwright.planning.candidates.learnt import LearningLaw, learnt_of
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
@@ -27,7 +27,7 @@ from batchwright.records.text.plan_text import explain
 from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.reporting.data.spending import spending
 from batchwright.service.pages.planner import Answer
-from batchwright.service.pages.planner_form import Asked
+from batchwright.service.pages.planner_form import FilledForm
 from batchwright.workflows.simulating import simulate
 from samples import make_epoch, make_job, make_kind_profile, make_profile, make_summary
 from test_choice import allowed, chosen, reason
@@ -51,8 +51,8 @@ def asked_of(profile, goal):
     return profile.job.model_copy(update={"goal": profile.job.goal.model_copy(update=goal)})
 
 
-def learnt_of_truth() -> Learnt:
-    return Learnt(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
+def learnt_of_truth() -> LearningLaw:
+    return LearningLaw(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
 
 
 # ------------------------------------------------------------------------------------- accuracy
@@ -201,7 +201,7 @@ def test_the_chosen_epochs_are_the_fewest_that_reach_the_target(
 
         The law's own: what chance makes of few held-out images lets a run end sooner or later.
         """
-        if not learnt.tells(batch, epochs):
+        if not learnt.predicts(batch, epochs):
             return 0.0
         found = learnt.model.accuracy(learnt.candidate(name, batch, epochs))
         units = [(end - 1 / CLASSES) / (1 - 1 / CLASSES) for end in (found.value, found.low)]
@@ -439,7 +439,7 @@ def test_times_are_of_the_epochs_that_the_target_takes():
         ending = plan.model_copy(update={"stages": (stage,), "target_epochs": None})
         told, like = (make_summary(plan=one, epochs=epochs) for one in (plan, ending))
         assert spending(told).expected == spending(like).expected
-    on_page = {name: more for name, _, more in Answer(Asked({}), plan, PROFILE).tiles}
+    on_page = {name: more for name, _, more in Answer(FilledForm({}), plan, PROFILE).tiles}
     assert on_page["The training"].startswith(f"{counted(needed, 'epoch')}: ")
 
 

@@ -12,7 +12,7 @@ from batchwright.errors import NewPlan, PlanError
 from batchwright.records import Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.service import KeptAdvice
-from batchwright.training.plan_switch import Advised
+from batchwright.training.plan_switch import PlanSwitch
 from batchwright.training.recorder import Recorder
 from batchwright.workflows import run_training
 from batchwright.workflows.run_training import checked_destination
@@ -95,7 +95,7 @@ def folder(tmp_path):
 
 
 def advised(folder, plan=PLAN):
-    return Advised(folder, plan, Recorder(folder, plan), least=2)
+    return PlanSwitch(folder, plan, Recorder(folder, plan), least=2)
 
 
 def test_without_advice_or_before_its_epoch_nothing_changes(folder):
@@ -166,7 +166,7 @@ def test_what_a_killed_process_had_yet_to_tell_of_advice_is_told(folder, monkeyp
     one = advised(folder)
     assert one.wanted(epoch)
     with monkeypatch.context() as patch:
-        patch.setattr(Advised, at, killed)
+        patch.setattr(PlanSwitch, at, killed)
         with pytest.raises(Killed):
             one.take()
     assert (folder / "advice.json").exists()
@@ -261,7 +261,7 @@ def test_a_run_that_was_killed_when_it_took_advice_for_its_last_epoch_tells_of_i
             advise(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Advised, "_settle", killed)
+        patch.setattr(PlanSwitch, "_settle", killed)
         with pytest.raises(Killed), one:
             train(one, each_step=each_step)
     assert not (folder / "advice-1.json").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchwright.algorithms.simulated_clock import step_times
-from batchwright.errors import BatchwrightError, PlanError
+from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.candidates.table import Table
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.schedule import rate_schedule
@@ -637,6 +637,24 @@ def test_planning_the_job_of_a_plan_again_gives_the_same_plan():
 def virtual(method, profile=None, **changes):
     profile = profile or profile_of(workers=1, counts=(1,))
     return planned(method, profile, launch="virtual", **{"workers": 8, **changes})
+
+
+@pytest.mark.parametrize("method", ["cyclic", "dual-batch", "hybrid"])
+def test_the_interval_between_checkpoints_is_the_plans_own_unless_it_was_asked_for(method):
+    goal = Goal(preemptions_per_hour=2, checkpoint_cost=5)
+    plan = planned(method, goal=goal)
+    chosen = reason(plan, "checkpoint interval")
+    assert (chosen.source, chosen.why[:10]) == ("published", "Daly's for")
+    seconds = plan.job.checkpoint_seconds
+    asked = planned(method, goal=goal, checkpoint_seconds=seconds)
+    assert asked.stages == plan.stages
+    assert reason(asked, "checkpoint interval").source == "asked"
+
+
+def test_speeds_and_overheads_of_unequal_numbers_of_workers_are_refused():
+    stated = Virtual(speeds=(1.0, 1.0), overheads=(1.0, 1.0, 2.0, 2.0))
+    with pytest.raises(JobError, match=r"virtual\.speeds has 2 values, virtual\.overheads 4"):
+        virtual("plain", workers="auto", goal=Goal(max_workers=4), virtual=stated)
 
 
 @pytest.mark.parametrize("method", ["plain", "dynamic-batch", "dual-batch", "cyclic", "hybrid"])

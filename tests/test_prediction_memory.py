@@ -55,8 +55,8 @@ def test_the_largest_batch_fits_and_one_more_is_not_sure_to(others, batches, lim
     steps = [(FLOOR, 0), *((ALWAYS + fixed, each) for fixed, each in others)]
     model = fit_memory([memory_point(b, max(f + g * b for f, g in steps)) for b in batches], PARTS)
     largest = model.largest_batch(32, limit, 2000)
-    assert largest == 0 or model.fits(32, largest, limit)
-    assert largest == 2000 or not model.fits(32, largest + 1, limit)
+    assert largest == 0 or model.predict(32, largest).high <= limit
+    assert largest == 2000 or model.predict(32, largest + 1).high > limit
 
 
 @given(st.integers(10_000, 5_000_000), st.integers(0, 30_000_000), st.integers(9, 4000))
@@ -193,7 +193,7 @@ def test_the_largest_local_batch_of_a_profile_surely_fits_its_limit():
         largest = max_local_batch_size(profile, limit=limit, workers=1)
         truth = [1_250_000 + 668_000 * b for b in (largest, largest + 1)]
         assert truth[0] <= limit < 1.05 * truth[1]
-        assert largest == 0 or model.fits(32, largest, limit)
+        assert largest == 0 or model.predict(32, largest).high <= limit
     assert max_local_batch_size(profile, limit=100) == 0
 
 

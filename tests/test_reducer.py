@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import (
-    Ahead,
+    QueuedWork,
     Reducer,
     Tally,
     WorkerNote,
@@ -442,7 +442,7 @@ def ahead_case(rank, workers):
                 layer.bias.grad = None
             tally = Tally(weight=2.0, loss=0.0, missing=float(odd == "missing" and last))
             expected = 2.0 * workers + (odd == "weight")
-            told = reducer.finish(tally, 1 / workers, Ahead(flags.append, expected))
+            told = reducer.finish(tally, 1 / workers, QueuedWork(flags.append, expected))
             found[odd] = [None if flag is None else float(flag) for flag in flags], told.went_ahead
             reducer.close()
         return found
@@ -550,7 +550,7 @@ def ordered(rank):
                 again.close()
         one_step(again, network, features)
         network.second.requires_grad_(True)
-        found["unfrozen"] = again.take_up(), buckets_of(network, again), again.order
+        found["unfrozen"] = again.add_unfrozen(), buckets_of(network, again), again.order
         one_step(again, network, features)
         found["gradient"] = network.second.weight.grad.abs().sum().item()
         again.close()

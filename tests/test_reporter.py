@@ -23,7 +23,7 @@ from sqlalchemy import delete
 from batchwright.cli import client_commands
 from batchwright.client import reporter, reporter_process
 from batchwright.client.http import ServiceError
-from batchwright.client.outbox import Lines, read_report, seal_of, sound
+from batchwright.client.outbox import Lines, can_be_sent, read_report, seal_of
 from batchwright.client.reporter import Order, Reporter
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.client.sending import MAX_LINES, Sender, report_to_send, send
@@ -112,8 +112,8 @@ def test_a_line_longer_than_a_message_comes_alone(tmp_path):
 
 @pytest.mark.parametrize("line", [b"", b"[1]", b'{"a": NaN}', b'{"a"', b"\xff", b"[" * 10_000])
 def test_what_is_no_json_object_is_not_sent(line):
-    assert not sound(line)
-    assert sound(b'{"kind": "step"}')
+    assert not can_be_sent(line)
+    assert can_be_sent(b'{"kind": "step"}')
 
 
 @pytest.mark.parametrize(
@@ -566,6 +566,18 @@ def put_aside(folder, advice, run, taken=None):
     (folder / "advice.json").unlink(missing_ok=True)
 
 
+def test_an_empty_answer_is_an_error_that_passes_and_loses_no_line(service, folder, told):
+    """As of a proxy whose service is away."""
+    sender = a_sender(folder, service, told, ["", "204", "204"])
+    sender.introduce()
+    for send_it in (sender.send_some, sender.alive):
+        with pytest.raises(ServiceError, match="does not answer as") as error:
+            send_it()
+        assert error.value.passing
+    sent(sender)
+    assert len(stored(service, sender.report.run)[0]) == 7
+
+
 def test_advice_comes_into_the_folder_of_a_run_that_follows_it(service, folder, told):
     sender = a_sender(folder, service, told, follows_advice=True)
     sender.introduce()
@@ -604,6 +616,22 @@ def test_advice_that_was_taken_is_told_once_with_the_plan_that_came_of_it(servic
     again.alive()
     again.exchange_advice()
     assert not (folder / "advice.json").exists()
+
+
+def test_advice_that_training_cannot_read_does_not_come_again(service, folder, told):
+    """As from a service of a newer version: each epoch would find it, and note it, anew."""
+    sender = a_sender(folder, service, told, follows_advice=True)
+    sender.introduce()
+    offer(service, sender.report.run, 1)
+    sent(sender)
+    sender.exchange_advice()
+    (folder / "advice.json").rename(folder / "advice-unreadable.json")  # as training does
+    sender.exchange_advice()
+    assert not (folder / "advice.json").exists()
+    offer(service, sender.report.run, 2)
+    sender.alive()
+    sender.exchange_advice()
+    assert read_record(folder / "advice.json", KeptAdvice).number == 2
 
 
 def test_advice_is_only_told_to_a_run_that_does_not_follow_it(service, folder, told):
@@ -695,7 +723,7 @@ def test_damaged_advice_does_not_hold_up_the_end(service, folder, told):
     sender.introduce()
     (folder / "advice-1.json").write_text("{")
     (folder / "advice-2.json").write_text("[]")
-    sender.tell_taken()
+    sender.report_taken_advice()
     assert sender.report.advice_told == 0
 
 

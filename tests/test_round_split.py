@@ -25,7 +25,7 @@ def test_an_epochs_order_is_made_once_for_all_its_rounds(monkeypatch):
     rounds = Rounds(plan, 13)
     while (ticket := rounds.take(0)) is not None:
         sharing.begin(ticket)
-        for epoch, _ in sharing.walks():
+        for epoch, _ in sharing.stretches():
             assert torch.equal(sharing.order(epoch), epoch_order(13, epoch, plan.job.seed, None))
         rounds.commit(0)
         assert len(sharing._orders) <= 2

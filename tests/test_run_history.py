@@ -168,6 +168,12 @@ def test_the_rule_for_the_batch_is_that_which_did_best_in_the_runs():
     assert (plan.learning_rate.scaling, plan.ags.mode) == ("none", "gain")
     assert plan.job.ags.mode == "gain"
     assert reason(plan, "parts of a step")
+    scaled, rate = reason(plan, "gradient scaling"), reason(plan, "learning rate")
+    assert (scaled.source, scaled.why[:18]) == ("measured", "By the runs given.")
+    assert rate.source == "measured"
+    own = job.model_copy(update={"scaling": "none", "ags": Ags(mode="gain")})
+    plan = make_plan(profile_of(), own, runs=[usual, linear, gain])
+    assert {reason(plan, key).source for key in ("gradient scaling", "learning rate")} == {"asked"}
     asked = job.model_copy(update={"scaling": "sqrt", "ags": Ags(mode="off")})
     plan = make_plan(profile_of(), asked, runs=[usual, linear, gain])
     assert (plan.learning_rate.scaling, plan.ags) == ("sqrt", None)

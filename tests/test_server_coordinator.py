@@ -72,7 +72,7 @@ class Served:
     @property
     def accuracies(self):
         """Of each epoch on record."""
-        self.coordinator.close_book()
+        self.coordinator.complete_rounds()
         return [epoch.top1 for epoch in self.recorder.epochs]
 
     @property
@@ -107,12 +107,12 @@ def test_rounds_that_ended_before_a_checkpoint_belong_to_the_epoch_in_progress(t
     again.answer(0)
     again.answer(1)
     again.train(0, 1)
-    again.coordinator.close_book()
+    again.coordinator.complete_rounds()
     epochs = again.recorder.epochs
     assert [(epoch.epoch, epoch.samples) for epoch in epochs] == [(n, 12) for n in range(4)]
     assert [epoch.whole for epoch in epochs] == [True, True, False, True]
     assert [epoch.top1 for epoch in epochs[:2]] == [0.5, 0.5]
-    assert sum(one.samples for one in again.coordinator.book.rounds) == 48
+    assert sum(one.samples for one in again.coordinator.round_log.rounds) == 48
 
 
 # ------------------------------------------------------------------- evaluations that are cut short
@@ -160,7 +160,7 @@ def test_epochs_that_end_with_one_round_are_all_scored():
     while not served.coordinator.finished:
         before = len(served.recorder.epochs)
         served.train(0)
-        served.coordinator.close_book()
+        served.coordinator.complete_rounds()
         ended.append(len(served.recorder.epochs) - before)
     assert max(ended) > 1
     assert served.accuracies == [0.5] * 4

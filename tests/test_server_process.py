@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from batchwright.training.parameter_server import strangers
+from batchwright.training.parameter_server import server_process
 from batchwright.training.parameter_server.merging import layout, pack
 from batchwright.training.parameter_server.messages import (
     Beat,
@@ -168,13 +168,13 @@ def test_the_answer_of_a_worker_that_was_replaced_goes_to_the_new_one():
 
 
 def test_strangers_are_few_at_a_time_and_keep_no_worker_out(monkeypatch):
-    monkeypatch.setattr(strangers, "MOST", 3)
-    monkeypatch.setattr(strangers, "CROWDED_SECONDS", 0.0)
+    monkeypatch.setattr(server_process, "MAX_UNPROVEN", 3)
+    monkeypatch.setattr(server_process, "CROWDED_SECONDS", 0.0)
     with serving(make_served_plan((8,), (24,))) as served:
         attending, most = served.server._attend, []
 
         def count(link):
-            most.append(len(served.server._strangers._since))
+            most.append(len(served.server._unproven._since))
             attending(link)
 
         monkeypatch.setattr(served.server, "_attend", count)
@@ -188,7 +188,7 @@ def test_strangers_are_few_at_a_time_and_keep_no_worker_out(monkeypatch):
 
 
 def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch):
-    monkeypatch.setattr(strangers, "SECONDS", 0.0)
+    monkeypatch.setattr(server_process, "UNPROVEN_SECONDS", 0.0)
     with serving(make_served_plan((8,), (24,))) as served:
         stranger = served.stranger()
         with suppress(ConnectionError):

@@ -18,11 +18,9 @@ from sqlalchemy import update
 import batchwright as bw
 from batchwright.cli import client_commands
 from batchwright.client import job_work, lease_heartbeat
-from batchwright.client.agent import Agent, allowed
-from batchwright.client.checkpoint_progress import CheckpointProgress
+from batchwright.client.agent import Agent, allowed, folder_id, usual_name
 from batchwright.client.http import Service, ServiceError
-from batchwright.client.identity import folder_id, usual_name
-from batchwright.client.job_work import code_words
+from batchwright.client.job_work import CheckpointProgress, code_words
 from batchwright.client.offering import Limits, offer
 from batchwright.client.outbox import read_report
 from batchwright.client.submitting import follow, state_words, submit
@@ -301,7 +299,7 @@ def test_a_stopped_agent_gives_its_job_back_and_goes_on_later(service, queued, h
     found = state(service, queued)
     assert (found.state, found.attempts) == ("done", 2)
     lines = lines_of(tmp_path / "agent" / "jobs" / queued.id / "run")
-    assert [line.get("step") for line in lines] == [*range(20), None]
+    assert [line.get("step") for line in lines] == [*range(1, 21), None]
     assert service.store.runs.get(found.run).records == 21
 
 
@@ -445,6 +443,16 @@ def test_a_job_that_names_what_this_agent_has_not_is_given_back_and_does_not_com
     assert state(service, job).state == "planned"
     assert Here(service, tmp_path / "two", name="two").work()
     assert state(service, job).state == "done"
+
+
+def test_a_lease_that_cannot_be_read_and_is_lost_meanwhile_ends_no_agent(service, hold, tmp_path):
+    """As where the answer was on its way for longer than the lease lasts."""
+    approved(service, tmp_path / "one")
+    one = Here(service, tmp_path / "one")
+    other = {"key": "00000000-0000-4000-8000-000000000001"}
+    answering(one, lambda lease: lease.update(other) or lease["plan"].update(update="lion"))
+    assert not one.work()
+    assert "the lease of this job was lost" in one.told[-1]
 
 
 def test_a_job_whose_own_keys_cannot_be_read_is_given_back(service, queued, hold, tmp_path):

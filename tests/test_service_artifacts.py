@@ -292,6 +292,23 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_loses_nothing(
     assert len(objects_in(kept)) == 1
 
 
+def test_a_disk_that_fails_to_sync_a_file_keeps_the_one_before(kept, monkeypatch):
+    """As a network file system over its quota, which says so only then."""
+    lease = leased(kept)
+    bring(kept, lease, "last.pt", b"whole")
+
+    def refuse(_):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr("batchwright.service.store.artifact_place.os.fsync", refuse)
+    answer = bring(kept, lease, "last.pt", b"newer")
+    monkeypatch.undo()
+    assert answer.status_code == 507
+    assert os.strerror(errno.EDQUOT) in answer.json()["detail"]
+    assert fetched(kept, lease, "last.pt").content == b"whole"
+    assert len(objects_in(kept)) == 1
+
+
 def test_a_file_that_has_gone_from_the_disk_is_told_in_a_line(keeping):
     lease = leased(keeping)
     bring(keeping, lease, "last.pt", b"weights")

@@ -22,7 +22,7 @@ from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.base import Record
 from batchwright.service import processes
 from batchwright.service.middleware import bodies
-from batchwright.service.middleware.bodies import _Held, _Share
+from batchwright.service.middleware.bodies import _HeldBytes, _RequestBytes
 from batchwright.service.operating.serving import FREE_PIECES, listen
 from batchwright.service.problems import Refused, TooLarge, TooMany, Unavailable
 from batchwright.service.processes import KEPT_BYTES, Workers
@@ -300,15 +300,15 @@ def held_of(app):
 
 
 def test_all_together_hold_so_much_and_one_token_half_of_it():
-    held = _Held(100)
-    one, same, other = _Share(held, "a"), _Share(held, "a"), _Share(held, "b")
+    held = _HeldBytes(100)
+    one, same, other = _RequestBytes(held, "a"), _RequestBytes(held, "a"), _RequestBytes(held, "b")
     one.grow(30)
     one.grow(40)
     with pytest.raises(TooMany):
         same.grow(11)
     other.grow(50)
     with pytest.raises(TooMany):
-        _Share(held, "c").grow(11)
+        _RequestBytes(held, "c").grow(11)
     one.give_back()
     one.give_back()
     same.grow(50)
@@ -370,7 +370,7 @@ def test_a_process_that_is_killed_costs_one_request(workers, number, problem):
         workers.call(SECONDS, os.kill, pid, number)
     assert workers.call(SECONDS, abs, -1) == 1
     os.kill(workers.call(SECONDS, os.getpid), signal.SIGKILL)  # while it has nothing to do
-    wait_until(lambda: not workers._idle[0].is_there())
+    wait_until(lambda: not workers._idle[0].is_running())
     assert workers.call(SECONDS, abs, -1) == 1
 
 

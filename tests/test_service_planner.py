@@ -13,9 +13,11 @@ from batchwright.reporting.charts.chart import ratio_axis
 from batchwright.reporting.charts.plan import pareto_chart
 from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.service import plan_answers
+from batchwright.service.pages import planner_form
 from batchwright.service.pages.planner import Answers
 from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
 from batchwright.service.plan_answers import PLANNING
+from batchwright.service.problems import Unavailable
 from batchwright.workflows import verbs
 from clusters import make_measured, make_step
 from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - fixtures
@@ -302,6 +304,23 @@ def test_that_others_plan_is_not_kept_as_the_answer(service, stored, monkeypatch
         page = browse(browser, path + asked)
         assert "in the price" in page.source
         assert "busy" not in page.source
+
+
+def test_a_failure_that_passes_is_not_kept_as_the_answer(service, stored, monkeypatch):
+    """As where the machine was short of memory for a moment and ended the process that plans."""
+
+    def fail(_):
+        raise Unavailable("the machine ended what was to answer this: come again")
+
+    browser, asked = service.sign_in("read"), f"?profile={stored}&goal.price=0.37"
+    with monkeypatch.context() as patch:
+        patch.setattr(planner_form, "planned", fail)
+        for path in ("/planner", "/planner/answer", "/planner/plan.json"):
+            assert browser.get(path + asked).status_code == 503, path
+    for path in ("/planner", "/planner/answer"):
+        page = browse(browser, path + asked)
+        assert "in the price" in page.source
+        assert "come again" not in page.source
 
 
 def test_a_plan_is_made_anew_when_the_profile_of_a_run_is_another(service):

@@ -173,7 +173,7 @@ def test_another_agent_goes_on_from_the_checkpoint(kept, waiting, hold, tmp_path
     assert (found.state, found.agent) == ("done", "two")
     run = tmp_path / "two" / "jobs" / waiting.id / "run"
     lines = lines_of(run)
-    assert [line.get("step") for line in lines] == [*range(20), None]
+    assert [line.get("step") for line in lines] == [*range(1, 21), None]
     assert (run / "checkpoints" / "last.pt").read_text() == "after step 20"
     assert kept.store.runs.get(found.run).records == 21  # the whole run, from its start
     assert not list((tmp_path / "two" / "jobs" / waiting.id).glob("fetched"))
@@ -206,7 +206,7 @@ def test_an_agent_that_comes_back_goes_on_from_its_own_folder(kept, waiting, hol
     again = Here(kept, tmp_path / "one")
     assert again.work()
     assert not any("goes on from" in line for line in again.told)
-    assert [line.get("step") for line in lines_of(run)] == [*range(20), None]
+    assert [line.get("step") for line in lines_of(run)] == [*range(1, 21), None]
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_a_checkpoint_of_another_plan_is_not_gone_on_from(
     assert any(line.startswith(told) for line in two.told)
     assert state(kept, waiting).state == "done"
     run = tmp_path / "two" / "jobs" / waiting.id / "run"
-    assert [line.get("step") for line in lines_of(run)] == [*range(20), None]
+    assert [line.get("step") for line in lines_of(run)] == [*range(1, 21), None]
 
 
 @pytest.mark.slow

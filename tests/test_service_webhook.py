@@ -147,7 +147,7 @@ def test_of_two_services_one_tells(service):
     (first,) = service.store.notices.due()
     other.turn()
     assert hook.asked == []
-    service.store.notices.told(first.key)
+    service.store.notices.sent(first.key)
     service.clock.go(1e4)
     other.turn()
     assert hook.asked == []
@@ -266,6 +266,12 @@ def lease_job(lease):
     from batchwright.records import Job
 
     return Job.model_validate(lease.job.job)
+
+
+def test_an_agent_heard_of_before_the_clock_was_set_back_is_not_counted(service):
+    leased(service)
+    service.clock.go(-3600)
+    assert figures(service)["agents",] == 0
 
 
 def test_metrics_count_leases_that_were_lost(service):

@@ -1240,7 +1240,7 @@ def test_checkpoints_inside_an_epoch_are_written_by_the_clock_or_by_steps(tmp_pa
 
         def nobody_writes():
             """Until then there may be no ``last.pt``, and by the clock nothing else is written."""
-            return all(job.done() for job in one._run._keeper._writer._jobs)
+            return all(job.done() for job in one._run._checkpoints._writer._jobs)
 
         for _ in one.epochs():
             for done, (features, labels) in enumerate(one.batches()):
@@ -1272,7 +1272,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_former_checkpoint(tmp_path, monk
 
     def step(features, labels):
         if steps:
-            wait_until(lambda: all(job.done() for job in one._run._keeper._writer._jobs))
+            wait_until(lambda: all(job.done() for job in one._run._checkpoints._writer._jobs))
             monkeypatch.setattr(os, "fsync", full)
         steps.append(one.step(functional.cross_entropy(one.model(features), labels)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -218,14 +219,14 @@ def run_model(model, batch):
     return model(batch)
 
 
-def taken_anew(network, batches, group, *, forward=run_model, fitting=None):
+def taken_anew(network, batches, group, *, forward=run_model, fitting=None, make=lambda part: part):
     """`recalibrated` with whole batches, or with such as ``fitting`` has room for."""
     fitting = Fitting() if fitting is None else fitting
 
     def fitted():
         for samples, batch in batches:
             for part in batch.split(fitting.of(samples)):
-                yield len(part), part
+                yield len(part), partial(make, part)
 
     return recalibrated(
         network, fitted, group, forward=forward, autocast=nullcontext, fitting=fitting
@@ -254,6 +255,26 @@ def test_statistics_are_taken_in_smaller_batches_where_memory_runs_out():
     assert fitting.most == 4
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert all(len(module._forward_hooks) == 0 for module in network.modules())
+
+
+def test_memory_that_runs_out_while_a_batch_is_made_makes_it_smaller():
+    """The first one too, of which no forward pass has shown the size yet."""
+    network, batches, fitting = make_network(), batches_of(2, 8), Fitting()
+
+    def scarce(part):
+        if len(part) > 4:
+            raise torch.OutOfMemoryError("the test allows no more")
+        return part
+
+    with taken_anew(network, batches, Alone(), fitting=Fitting(4)):
+        expected = [b.clone() for b in network.buffers()]
+    with (
+        pytest.warns(UserWarning, match="ran out .* with 8 samples .* goes on with 4"),
+        taken_anew(network, batches, Alone(), fitting=fitting, make=scarce),
+    ):
+        found = [b.clone() for b in network.buffers()]
+    assert fitting.most == 4
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_statistics_of_a_single_sample_are_not_taken():

@@ -238,7 +238,7 @@ def test_every_second_of_a_training_is_accounted_for(
     hazards = Hazards(
         4, 1 / mean / 8, 1 / mean / 8, notice, interval, 3.0, 20.0, replacement, spares
     )
-    found = run_through(10_000.0, hazards, generator(seed), until=until, told=True)
+    found = run_through(10_000.0, hazards, generator(seed), until=until, record_spans=True)
     parts = found.done + found.checkpoints + found.lost + found.restarts + found.waiting
     assert parts == pytest.approx(found.seconds)
     assert found.seconds <= until * (1 + 1e-9)
@@ -502,7 +502,7 @@ def test_a_notice_of_preemption_costs_a_checkpoint_each_time():
 
 
 def test_of_many_repeats_the_steps_of_the_first_alone_are_kept():
-    found = simulating._Clusters(make_plan(), Scenario(**FAST), 2, ())
+    found = simulating._SimulatedTrainings(make_plan(), Scenario(**FAST), 2, ())
     assert [one.series is not None for one in found.repeats] == [True, False]
 
 
@@ -608,7 +608,7 @@ def test_a_plan_whose_times_are_too_long_for_any_number_is_refused():
 
 def test_checkpoints_without_end_are_not_gone_through_one_by_one():
     hazards = Hazards(2, failures=1e-4, interval=1e-9)
-    assert run_through(1000.0, hazards, generator(), told=True).done == pytest.approx(1000)
+    assert run_through(1000.0, hazards, generator(), record_spans=True).done == pytest.approx(1000)
 
 
 def test_a_profile_of_something_else_is_refused():
@@ -798,7 +798,7 @@ def test_an_older_simulation_is_to_be_made_anew(tmp_path):
 
 def test_a_checkpoint_that_the_hours_cut_short_is_no_training():
     found = run_through(
-        100.0, Hazards(1, interval=10.0, cost=10.0), generator(), until=35, told=True
+        100.0, Hazards(1, interval=10.0, cost=10.0), generator(), until=35, record_spans=True
     )
     assert (found.done, found.checkpoints, found.seconds) == (20.0, 15.0, 35.0)
     assert [span.part for span in found.spans] == ["training", "checkpoint"] * 2

@@ -20,7 +20,13 @@ import pytest
 from batchwright.client.reporter import Order
 from batchwright.client.trackers import following
 from batchwright.client.trackers.companion import wanted_trackers
-from batchwright.client.trackers.following import Asked, Following, State, asked, send_to_trackers
+from batchwright.client.trackers.following import (
+    State,
+    TrackerChoice,
+    TrackerFeed,
+    chosen_trackers,
+    send_to_trackers,
+)
 from batchwright.client.trackers.points import Points
 from batchwright.errors import ArgumentError, BatchwrightError, FileError
 from batchwright.planning.planner import plan_without_profile
@@ -90,7 +96,7 @@ class Kept:
 @pytest.fixture
 def kept():
     Kept.fails, Kept.values, Kept.runs, Kept.ends, Kept.names = False, [], [], [], []
-    return Asked(TrackerSpec("kept", f"{__name__}:Kept", "sys", "anything"), "there")
+    return TrackerChoice(TrackerSpec("kept", f"{__name__}:Kept", "sys", "anything"), "there")
 
 
 def places():
@@ -112,11 +118,11 @@ def test_values_stand_at_the_updates_since_the_run_began_and_once():
 
 
 def test_what_goes_on_later_doubles_nothing(run, kept):
-    first = Following(run, kept, State(run))
+    first = TrackerFeed(run, kept, State(run))
     while first.turn():
         pass
     written(run, AGAIN)
-    second = Following(run, kept, State(run))
+    second = TrackerFeed(run, kept, State(run))
     while second.turn():
         pass
     second.close("finished")
@@ -129,16 +135,16 @@ def test_what_goes_on_later_doubles_nothing(run, kept):
 
 def test_what_a_tracker_may_lose_with_its_process_is_handed_on_again(run, kept, monkeypatch):
     monkeypatch.setattr(Kept, "lasts_after", 1000.0, raising=False)
-    killed = Following(run, kept, State(run))
+    killed = TrackerFeed(run, kept, State(run))
     killed.turn()
     killed.turn()  # it is handed on once by a process that lives
     assert (places(), killed.left) == (LOSSES, 0)
     assert State(run).lines == {"kept:there": 0}
     Kept.values = []
-    again = Following(run, kept, State(run))
+    again = TrackerFeed(run, kept, State(run))
     again.turn()
     assert places() == LOSSES
-    again._given = deque([(0.0, 2), (float("inf"), 4)])
+    again._pending = deque([(0.0, 2), (float("inf"), 4)])
     again.turn()
     assert State(run).lines == {"kept:there": 2}
     again.close("finished")
@@ -147,12 +153,12 @@ def test_what_a_tracker_may_lose_with_its_process_is_handed_on_again(run, kept, 
 
 def test_the_run_of_a_loop_of_ones_own_may_have_no_plan(run, kept):
     (run / "plan.json").unlink()
-    assert not Following(run, kept, State(run)).turn()
+    assert not TrackerFeed(run, kept, State(run)).turn()
     assert places() == LOSSES
 
 
 def test_a_tracker_that_fails_is_told_in_a_line_and_gets_all_of_it_later(run, kept):
-    one = Following(run, kept, State(run))
+    one = TrackerFeed(run, kept, State(run))
     Kept.fails = True
     assert not one.turn()
     assert one.problem == "kept:there: RuntimeError: no room at all"
@@ -167,13 +173,13 @@ def test_a_tracker_that_fails_is_told_in_a_line_and_gets_all_of_it_later(run, ke
 def test_a_damaged_line_and_half_a_line_keep_nothing_up(run, kept):
     with (run / METRICS).open("a") as file:
         file.write('{"kind": "step", "epoch"\n{"kind": ')
-    Following(run, kept, State(run)).turn()
+    TrackerFeed(run, kept, State(run)).turn()
     assert places() == LOSSES
     assert State(run).lines == {"kept:there": 5}
 
 
 def test_what_waits_for_a_later_attempt_is_tried_at_once_at_the_end(run, kept):
-    one = Following(run, kept, State(run))
+    one = TrackerFeed(run, kept, State(run))
     Kept.fails = SystemExit("http://me:secret@host gave up")
     assert not one.turn()
     assert one.problem == "kept:there: SystemExit: http://***@host gave up"
@@ -186,7 +192,7 @@ def test_what_waits_for_a_later_attempt_is_tried_at_once_at_the_end(run, kept):
 
 def test_a_full_disk_doubles_nothing_and_leaves_nothing(run, kept, monkeypatch):
     state = State(run)
-    one = Following(run, kept, state)
+    one = TrackerFeed(run, kept, state)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         one.turn()
@@ -203,10 +209,10 @@ def full(*_, **__):
 
 
 def test_a_folder_that_was_renamed_is_the_same_run(run, kept):
-    Following(run, kept, State(run)).turn()
+    TrackerFeed(run, kept, State(run)).turn()
     moved = run.rename(run.with_name("later"))
     written(moved, AGAIN)
-    Following(moved, kept, State(moved)).turn()
+    TrackerFeed(moved, kept, State(moved)).turn()
     assert Kept.names == ["run", "run"]
     assert len({identity for _, _, identity in Kept.runs}) == 1
     note = json.loads((moved / "trackers.json").read_text())
@@ -227,7 +233,7 @@ class Hanging:
 @pytest.mark.slow
 def test_a_tracker_that_hangs_keeps_neither_others_nor_the_end_waiting(run, kept, monkeypatch):
     monkeypatch.setattr(following, "CLOSE_SECONDS", 0.1)
-    hangs = Asked(TrackerSpec("hangs", f"{__name__}:Hanging", "sys", "anything"), "")
+    hangs = TrackerChoice(TrackerSpec("hangs", f"{__name__}:Hanging", "sys", "anything"), "")
     orders, found = queue.Queue(), []
     thread = threading.Thread(
         target=lambda: found.append(following.follow(run, [hangs, kept], orders, print))
@@ -248,8 +254,8 @@ def test_a_tracker_that_hangs_keeps_neither_others_nor_the_end_waiting(run, kept
 
 
 def test_all_trackers_are_sent_what_they_lack_though_one_fails(run, kept, monkeypatch):
-    bad = Asked(TrackerSpec("bad", f"{__name__}:no_such", "sys", "anything"), "")
-    monkeypatch.setattr(following, "asked", lambda _: [bad, kept])
+    bad = TrackerChoice(TrackerSpec("bad", f"{__name__}:no_such", "sys", "anything"), "")
+    monkeypatch.setattr(following, "chosen_trackers", lambda _: [bad, kept])
     with pytest.raises(BatchwrightError, match="bad: AttributeError"):
         send_to_trackers(run, ["bad", "kept"], "finished")
     assert (places(), Kept.ends) == (LOSSES, ["finished"])
@@ -280,13 +286,14 @@ def test_a_note_that_is_none_of_ours_is_refused_in_a_line(run, text):
 
 
 def test_two_processes_do_not_feed_one_run(run, kept):
-    with following.alone(run, 0.0), pytest.raises(BatchwrightError, match="are fed by process"):
-        following.alone(run, 0.0)
+    says = "are fed by process"
+    with following.lock_trackers(run, 0.0), pytest.raises(BatchwrightError, match=says):
+        following.lock_trackers(run, 0.0)
 
 
 def test_a_tracker_that_is_not_known_or_not_installed_is_refused_in_a_line(monkeypatch, tmp_path):
     with pytest.raises(ArgumentError, match="no tracker 'tensorbord': known are `tensorboard`"):
-        asked(["tensorbord:here"])
+        chosen_trackers(["tensorbord:here"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nothing_there").mkdir()  # a folder of that name is no package
     monkeypatch.syspath_prepend(tmp_path)
@@ -444,12 +451,12 @@ def test_trackio_has_each_value_once_also_after_a_kill_right_behind_a_note(run, 
     begin = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from batchwright.client.trackers.following import Following, State, asked\n"
+        "from batchwright.client.trackers.following import State, TrackerFeed, chosen_trackers\n"
         "from test_trackers import sent_twice\n"
         "run = Path(sys.argv[2])\n"
     )
     killed = (
-        "one = Following(run, asked(['trackio:mine'])[0], State(run))\n"
+        "one = TrackerFeed(run, chosen_trackers(['trackio:mine'])[0], State(run))\n"
         "assert not one.turn() and State(run).lines == {'trackio:mine': 4}, one.problem\n"
         "os.kill(os.getpid(), 9)\n"
     )

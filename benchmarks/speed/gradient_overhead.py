@@ -7,7 +7,7 @@ Handwritten digits at 32 px, `resnet8`, SGD, one CPU worker, global batch 512 in
 64. Three processes take turns: in every round each trains an epoch (3 steps) that is not timed and
 then two that are.
 
-    blind   gradients add up in ``.grad`` and nobody looks at them before the step
+    blind   gradients add up as autograd adds them, and nobody looks at them before the step
     noise   as every plan trains
     ags     with factors of its own on each tensor
 
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import batchwright as bw
-from batchwright.distributed.reducer import Reducer
+from batchwright.distributed.reducer import QueuedWork, Reducer, Tally, summed
 from batchwright.records import Job
 from batchwright.training import all_reduce_run
 from batchwright.training.loop import open_task
@@ -51,11 +51,21 @@ BENCHMARK = Benchmark(
 
 
 class Blind(Reducer):
-    """Sums gradients and sees none of them."""
+    """Adds gradients up, and looks at the norms of their sum alone; of one worker."""
 
     def take(self, share: float) -> None:
-        """Leave the gradients where autograd adds the next ones."""
+        """Add up the gradients of a micro-batch, without their norms."""
         del share
+        self._sums = summed(self._sums, [p.grad for p in self.parameters])
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def finish(self, tally: Tally, share: float, queued: QueuedWork | None = None) -> Tally:
+        """Put the sums into ``.grad``, as if autograd had added them."""
+        self.take(share)
+        for parameter, total in zip(self.parameters, self._sums, strict=True):
+            parameter.grad = total
+        return super().finish(tally, share, queued)
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:

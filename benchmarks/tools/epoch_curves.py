@@ -112,7 +112,7 @@ def shortfalls(lines: Iterable[dict[str, Any]]) -> Iterator[Shortfall]:
         for epoch, factor in enumerate(factors_of(len(curve))[:-1], 1):
             if epoch * samples >= MIN_STEPS * one["batch"]:
                 seen = (one["optimizer"], one["batch"], epoch * samples, curve[epoch - 1])
-                short, error = law.off(Observed(*seen, one["held_out"]))
+                short, error = law.residual(Observed(*seen, one["held_out"]))
                 yield Shortfall(one["task"], one["optimizer"], factor, short, error)
 
 
@@ -144,7 +144,7 @@ def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power
             candidate = Candidate(one["optimizer"], one["batch"], epoch * samples)
             mean, spread = short[one["optimizer"]]
             missing = Normal(mean * factor**power, spread * factor**power)
-            told = law.counted(candidate, missing, one["held_out"])
+            told = law.evaluated(candidate, missing, one["held_out"])
             inside.append(told.low <= one["curve"][epoch - 1] / 100 <= told.high)
             widths.append(50 * (told.high - told.low))
     return f"{sum(inside)} of {len(inside)} inside, half width {median(widths):.1f} points"
@@ -210,7 +210,7 @@ def ends_expected(
             )
             law = fit_learning(take(seen), classes=one["classes"], optimizers=(kind,))
             training = Candidate(kind, batch, one["epochs"] * of_epoch)
-            end = law.counted(training, short[-1], one["held_out"])
+            end = law.evaluated(training, short[-1], one["held_out"])
             yield Ahead(
                 epoch / one["epochs"],
                 100 * (end.value - curve[-1]),

@@ -1,4 +1,4 @@
-"""Watches how long each worker computes, and says when the shares should change."""
+"""Watches how long each worker computes, and decides when the workers' shares change."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from batchwright.algorithms.rebalancing import (
 )
 from batchwright.records import Job
 
-FEWEST_STEPS = 5  # that an epoch's end is judged by
-_MEASUREMENTS = 8  # whose jumps from one to the next tell their noise
-_FEWEST_MEASUREMENTS = 4  # of two jumps, one that is a change of speed would be half
+FEWEST_STEPS = 5
+"""Fewest steps with which speeds are measured at the end of an epoch."""
+_MEASUREMENTS = 8  # most past measurements whose differences give their noise
+_FEWEST_MEASUREMENTS = 4  # with fewer, one change of speed would be a large part of the differences
 
 
 def balancer_of(job: Job, places: Sequence[str], **known: Any) -> Balancer:
-    """The balancer that the job's ``rebalance`` names; ``known`` is more of `Balancer`'s."""
+    """The balancer that the job's ``rebalance`` names; arguments are those of `Balancer`."""
     kind = PublishedBalancer if job.rebalance == "published" else Balancer
     return kind(job, places, **known)
 
 
 class Balancer:
-    """Decides shares from times; every worker has the same times, and decides alike.
+    """Decides shares by measured times. All workers have the same times and decide the same.
 
     Args:
-        job: Its ``rebalance_steps``, ``least_local_batch`` and ``most_local_batch``.
+        job: Its ``rebalance_steps``, ``least_local_batch`` and ``most_local_batch`` are used.
         places: Host and device of each worker, in rank order.
         least: Fewest samples that a worker can train on.
         speeds: Samples per second by place, as far as known.
-        fixed_samples: Fixed cost of a step, as so many samples' worth.
+        fixed_samples: Fixed time of a step over the time per sample, in samples.
 
     Attributes:
-        speeds: Samples per second by place: those of before, then as measured.
-        fixed_samples: Fixed cost of a step, that of before, then as measured.
+        speeds: Samples per second by place: as given, then as measured.
+        fixed_samples: Fixed time of a step in samples: as given, then as measured.
     """
 
     def __init__(
@@ -66,10 +67,13 @@ class Balancer:
         self._measured: deque[dict[str, float]] = deque(maxlen=_MEASUREMENTS)
 
     def watch(self, batches: tuple[int, ...], seconds: Sequence[float], *, usual: bool) -> None:
-        """Take a step's local batches and seconds of computing, by rank.
+        """Record a step.
 
-        ``usual``: it has the planned global batch and is not the epoch's first, in which loaders
-        start and caches are cold.
+        Args:
+            batches: Local batches, in samples, by rank.
+            seconds: Seconds of computing, by rank.
+            usual: Whether the step has the planned global batch and is not the first of its epoch,
+                in which loaders start and caches are cold. Other steps are ignored.
         """
         if not usual:
             return
@@ -78,29 +82,34 @@ class Balancer:
         self._times.append(seconds)
 
     def forget_times(self, fixed_samples: float) -> None:
-        """Steps are others from here on: keep the speeds, in proportion, and nothing else."""
+        """Forget recorded times, since steps change; the speeds are kept.
+
+        ``fixed_samples``: Fixed time of the new steps, in samples.
+        """
         self.fixed_samples = fixed_samples
         self._batches, self._times, self._before = (), [], None
         self._measured.clear()
 
     def look(self, *, epoch_ends: bool) -> tuple[int, ...] | None:
-        """New local batches, if it is time to look at the workers and they have changed enough."""
+        """New local batches, if it is time to measure speeds and they have changed enough.
+
+        ``epoch_ends``: Whether the last step was the last of its epoch.
+        """
         enough = FEWEST_STEPS if epoch_ends else self._every
         if not enough or len(self._times) < enough:
             return None
         seconds = [midmean(one) for one in zip(*self._times, strict=True)]
         noise = noise_within(self._times)
-        # Those before: what is new now is to be told from noise, not to be counted as noise.
+        # Noise is that of earlier measurements: a new change must not count as noise.
         if len(self._measured) >= _FEWEST_MEASUREMENTS:
             noise = max(noise, noise_between(self._measured))
         if self._before is not None:
-            told = fixed_cost(self._before, (self._batches, seconds), noise)
-            if told is not None:
-                known = self.fixed_samples or told
-                self.fixed_samples = (known + told) / 2
+            fixed = fixed_cost(self._before, (self._batches, seconds), noise)
+            if fixed is not None:
+                self.fixed_samples = ((self.fixed_samples or fixed) + fixed) / 2
                 self.speeds |= self._speeds_at(*self._before)
         if not self.speeds.keys() >= set(self._places):
-            # The shares at hand are somebody's best guess: what moves them is news, not noise.
+            # Without known speeds, the current shares are taken as a guess of the speeds.
             self.speeds |= self._speeds_at(self._batches, [1.0] * len(seconds))
         measured = self._speeds_at(self._batches, seconds)
         self._measured.append(measured)
@@ -110,7 +119,7 @@ class Balancer:
         return wanted if worth_changing(self._batches, wanted, noise) else None
 
     def shares_of(self, batch: int) -> tuple[int, ...]:
-        """Shares of a global batch by the speeds known; a place not known counts as average."""
+        """Shares of a global batch by the known speeds; other places count with the mean speed."""
         known = [self.speeds[place] for place in self._places if place in self.speeds]
         average = sum(known) / len(known) if known else 1.0
         return tuple(
@@ -119,7 +128,7 @@ class Balancer:
                 batch,
                 fixed_samples=self.fixed_samples,
                 least=self._least if batch >= self._least * len(self._places) else 1,
-                # As many as an even split needs, if the job says fewer.
+                # The job's bound, raised to an even share if it is below that.
                 most=self._most and max(self._most, -(-batch // len(self._places))),
             )
         )
@@ -130,10 +139,10 @@ class Balancer:
 
 
 class PublishedBalancer(Balancer):
-    """Shares by the times of the last epoch alone, once an epoch, as Ye et al. 2020 have it.
+    """Shares by the times of the last epoch alone, once an epoch, as published by Ye et al. 2020.
 
-    All steps of an epoch count, nothing is smoothed, no change is too small, and a step is taken to
-    have no fixed time.
+    All steps of an epoch count, speeds are not smoothed, shares change by any amount, and the fixed
+    time of a step is taken as 0.
     """
 
     def __init__(self, *job_and_places: Any, **known: Any) -> None:
@@ -148,19 +157,19 @@ class PublishedBalancer(Balancer):
         *,
         usual: bool,  # noqa: ARG002 - all steps of an epoch count
     ) -> None:
-        """Take a step's local batches and seconds of computing, by rank."""
-        if sum(batches) >= sum(self._batches):  # the tail of an epoch is smaller
+        """Record a step's local batches and seconds of computing, by rank."""
+        if sum(batches) >= sum(self._batches):  # not the smaller step at the end of an epoch
             self._batches = batches
         none = [0] * len(batches)
         self._samples = [a + b for a, b in zip(self._samples or none, batches, strict=True)]
         self._seconds = [a + b for a, b in zip(self._seconds or none, seconds, strict=True)]
 
-    def forget_times(self, fixed_samples: float) -> None:  # noqa: ARG002 - it knows of none
-        """Steps are others from here on: keep the speeds, in proportion."""
+    def forget_times(self, fixed_samples: float) -> None:  # noqa: ARG002 - the rule has none
+        """Forget recorded times, since steps change; the speeds are kept."""
         self._batches, self._samples, self._seconds = (), [], []
 
     def look(self, *, epoch_ends: bool) -> tuple[int, ...] | None:
-        """The next epoch's local batches, at the end of one."""
+        """The local batches of the next epoch, if an epoch ends and they change."""
         if not (epoch_ends and self._samples):
             return None
         speeds = published_speeds(self._samples, self._seconds)

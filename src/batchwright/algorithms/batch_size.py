@@ -1,4 +1,4 @@
-"""Which global batches come into question, and where more batch stops paying."""
+"""Candidate global batches, steps of an epoch, and the knee where doubling saves too little."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf
 
 
 def candidates(workers: int, most_global: int, *, least_local: int = 1) -> list[int]:
-    """Global batches worth considering: equal local batches in powers of two, and the largest.
+    """Global batches to consider: equal local batches in powers of two, and the largest one.
 
     Args:
         workers: Number of workers.
@@ -33,8 +33,8 @@ def candidates(workers: int, most_global: int, *, least_local: int = 1) -> list[
 def steps_per_epoch(samples: int, global_batch: int, least: int) -> tuple[int, int]:
     """Steps in one epoch, and the samples of the last one.
 
-    A tail of fewer samples than the global batch is a step of its own if every worker gets its
-    least batch from it; else it joins the step before.
+    A remainder of fewer samples than the global batch is a step of its own if it has enough samples
+    for all workers; else it is added to the step before.
 
     Args:
         samples: Training samples in an epoch.
@@ -77,11 +77,6 @@ def knee_of_line(fixed: float, slope: float, doubling_gain: float) -> float:
     if least <= 0:
         return 0.0
     return least / (2 * doubling_gain * slope) if slope > 0 else inf
-
-
-def first_from(batches: Iterable[int], bound: float) -> int | None:
-    """Smallest batch not below ``bound``; `None` if all are."""
-    return min((batch for batch in batches if batch >= bound), default=None)
 
 
 def knee_point(

@@ -1,14 +1,14 @@
-r"""How often to write a checkpoint, where workers fail or are taken away.
+r"""The best interval between checkpoints, where workers fail or are taken away.
 
-With C seconds for a checkpoint, M seconds between two failures in the mean, R seconds to start
-again and :math:`\tau` seconds of training between two checkpoints:
+With C seconds for a checkpoint, M seconds between two failures in the mean, R seconds for a restart
+and :math:`\tau` seconds of training between two checkpoints:
 
 .. math::
     \tau_{Young} = \sqrt{2 C M}, \quad
     \tau_{Daly} = \sqrt{2 C M} \left[ 1 + \frac13 \sqrt{\frac{C}{2 M}} + \frac{C}{18 M} \right] - C
     \; (C < 2 M, \text{ else } M)
 
-and work of W seconds takes, in the mean, where failures come as a Poisson process,
+and where failures are a Poisson process, work of W seconds takes in the mean
 
 .. math:: T = M e^{R / M} \left( e^{(\tau + C) / M} - 1 \right) \frac W \tau
 
@@ -25,11 +25,11 @@ from math import exp, expm1, inf, sqrt
 from batchwright.records import NetworkFacts
 
 _BYTES = 4  # of a weight
-_DISK = 200e6  # bytes per second
+_DISK = 200e6  # bytes per second, assumed
 
 
 def assumed_cost(network: NetworkFacts, *, averages: bool) -> float:
-    """Seconds of writing weights, momentum and an average, if any, at 200 MB/s, if nobody says."""
+    """Assumed seconds of a checkpoint: weights, momentum and an average if any, at 200 MB/s."""
     return (_BYTES * network.parameters + (1 + averages) * network.trained_bytes) / _DISK
 
 
@@ -38,7 +38,7 @@ def young_interval(cost: float, mean_seconds: float) -> float:
 
     Args:
         cost: Seconds that a checkpoint holds up training.
-        mean_seconds: Between two failures of anything that stops it.
+        mean_seconds: Mean seconds between two failures.
     """
     return sqrt(2 * cost * mean_seconds)
 
@@ -54,22 +54,22 @@ def daly_interval(cost: float, mean_seconds: float) -> float:
 def expected_seconds(
     work: float, interval: float, cost: float, restart: float, mean_seconds: float
 ) -> float:
-    """Seconds that ``work`` takes in the mean, failures and checkpoints included; see above.
+    """Mean seconds that ``work`` takes, failures and checkpoints included; see above.
 
     Args:
-        work: Seconds of training without either.
+        work: Seconds of training without failures and checkpoints.
         interval: Seconds of training between checkpoints.
-        cost: Seconds that one holds up training.
+        cost: Seconds that a checkpoint holds up training.
         restart: Seconds from a failure until training goes on from the last checkpoint.
-        mean_seconds: Between two failures; infinite where there are none.
+        mean_seconds: Mean seconds between two failures; infinite where there are none.
 
     Returns:
-        Infinite where it is too large for a number.
+        Seconds; infinite where they overflow.
     """
     if mean_seconds == inf:
         return work * (1 + cost / interval)
     try:
         once = mean_seconds * exp(restart / mean_seconds) * expm1((interval + cost) / mean_seconds)
-    except (OverflowError, ZeroDivisionError):  # too large, also where failures come at once
+    except (OverflowError, ZeroDivisionError):  # the mean may be 0
         return inf
     return once * work / interval

@@ -1,19 +1,19 @@
-r"""Two batch sizes at once: how small the small one is, which part of the data each worker gets.
+r"""Two batch sizes at once: the small batch, and each worker's part of the data.
 
 A step of x samples takes :math:`a x + b` seconds on every worker, so d samples take about
-:math:`(a + b / x) \, d`. With :math:`n = n_L + n_S` workers, a round in which all of them
-together go through the d samples once may take k times as long as with the large batch alone, and
-all end it together (Lu et al. 2025, arXiv 2509.26092, eq. 1 to 8):
+:math:`(a + b / x) \, d`. In a round :math:`n = n_L + n_S` workers together go through the d samples
+once, and all end at the same time. A round may take k times as long as with the large batch alone
+(Lu et al. 2025, arXiv 2509.26092, eq. 1 to 8):
 
 .. math::
     T = k \, (a + b / B_L) \, d / n, \quad d_L = k d / n, \quad d_S = (d - n_L d_L) / n_S, \quad
     B_S = \frac{b}{T / d_S - a}
 
-Workers of unequal speed count as so many usual ones: put sums of relative speeds for :math:`n_L`
-and :math:`n_S`, and :math:`d_L, d_S` are the samples of a worker of speed 1.
+With workers of unequal speed, :math:`n_L` and :math:`n_S` are sums of relative speeds, and
+:math:`d_L, d_S` are the samples of a worker of speed 1.
 
-Beyond the paper, the fixed time may differ, too: worker i takes :math:`(a x + o_i b) / v_i`. Then
-with :math:`R_G(x) = \sum_{i \in G} v_i / (a + o_i b / x)`, the samples a second of a group:
+Beyond the paper, the fixed time may differ, too: worker i takes :math:`(a x + o_i b) / v_i`. With
+the samples a second of a group, :math:`R_G(x) = \sum_{i \in G} v_i / (a + o_i b / x)`:
 
 .. math::
     T = k \, d / R_{L+S}(B_L), \quad T R_S(B_S) = d - T R_L(B_L)
@@ -35,40 +35,26 @@ from batchwright.errors import PlanError
 
 Rounding = Literal["truncate", "round"]
 
-
-_NARROW = 1e-6  # as a share: how well the small batch is known before it is made whole
+_NARROW = 1e-6  # relative width at which the bisection for the small batch ends
 
 
 @dataclass(frozen=True)
 class Relative:
-    """A worker beside a usual one.
+    """A worker relative to a usual one."""
 
-    Attributes:
-        speed: v, relative.
-        overhead: o, fixed time of a step relative to that of another as fast.
-    """
-
-    speed: float
-    overhead: float = 1.0
+    speed: float  # speed v over that of a usual worker
+    overhead: float = 1.0  # fixed time o of a step over that of a usual worker with the same speed
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two batches and the samples that go with them; `None` where there is no such worker.
+    """The small batch, and the samples of both groups; `None` where a group has no workers."""
 
-    Attributes:
-        small_batch: Local batch B_S of a small-batch worker, in samples.
-        large_samples: Samples d_L of a large-batch worker in a round.
-        small_samples: The same of a small-batch worker, d_S.
-        factor: d_S / d_L, the weight of a small-batch worker's model; 1 where there is one group.
-        round_seconds: Time of a round, not rounded.
-    """
-
-    small_batch: int | None
-    large_samples: int | None
-    small_samples: int | None
-    factor: float
-    round_seconds: float
+    small_batch: int | None  # local batch B_S of a small-batch worker, in samples
+    large_samples: int | None  # samples d_L of a large-batch worker in a round
+    small_samples: int | None  # samples d_S of a small-batch worker in a round
+    factor: float  # d_S / d_L, the weight of a small-batch worker's model; 1 if there is one group
+    round_seconds: float  # seconds of a round, before rounding to whole samples
 
 
 def solve(
@@ -92,8 +78,8 @@ def solve(
         a: Seconds per sample, not negative.
         b: Fixed seconds per step.
         large_batch: Local batch B_L of a large-batch worker, in samples.
-        small_workers: How many small-batch workers there are, or the sum of their speeds.
-        large_workers: The same of large-batch workers.
+        small_workers: Number of small-batch workers, or the sum of their speeds.
+        large_workers: Number of large-batch workers, or the sum of their speeds.
         extra_time: Time k of a round over that with large batches alone, at least 1.
         samples: Training samples d of an epoch.
         rounding: ``truncate`` drops fractions, as in the paper's tables 2 and 3; ``round`` takes
@@ -104,7 +90,7 @@ def solve(
         The pair; with ``extra_time`` 1 both batches are the same.
 
     Raises:
-        PlanError: No such pair exists; the message says the largest extra time that has one.
+        PlanError: No such pair exists; the message names the largest extra time with a pair.
 
     Example:
         >>> solve(0.00056607, 0.014041204, 500, small_workers=1, large_workers=3, extra_time=1.05,
@@ -139,7 +125,7 @@ def solve(
     small_batch = large_batch
     if extra_time > 1 and small_samples > 0:
         spare = extra_time * alone / small_samples - a  # fixed seconds a sample may take
-        if spare > b / large_batch:  # else rounding has eaten the extra time
+        if spare > b / large_batch:  # else rounding has used up the extra time
             small_batch = whole(b / spare)
     if small_batch < least or small_samples < 1:
         raise PlanError(
@@ -209,7 +195,7 @@ def solve_unlike(
             f"{_shown_below(most)}, or more small-batch workers"
         )
     seconds = extra_time * alone
-    done = seconds * _rate(a, b, large_batch, large)  # by large-batch workers
+    done = seconds * _rate(a, b, large_batch, large)  # samples of the large-batch workers
     wanted = (samples - done) / seconds
     low, high = float(least), float(large_batch)
     while high - low > _NARROW * high:
@@ -248,7 +234,7 @@ def largest_extra_time_unlike(
 def weights_in_time(
     a: float, b: float, batch: int, workers: Sequence[Relative]
 ) -> tuple[float, ...]:
-    """What each of a group of workers does in the time of the others, in sum their speeds.
+    """Samples of each worker of a group in the same time, scaled to the sum of their speeds.
 
     >>> weights_in_time(1.0, 10.0, 10, [Relative(1.0), Relative(0.5)])
     (1.0, 0.5)
@@ -261,7 +247,7 @@ def weights_in_time(
 
 
 def _rate(a: float, b: float, batch: float, workers: Sequence[Relative]) -> float:
-    """Samples a second of workers together."""
+    """Samples a second of some workers together."""
     return sum(worker.speed / (a + worker.overhead * b / batch) for worker in workers)
 
 
@@ -322,10 +308,10 @@ def spread(
     that rounding left over go to small-batch workers, one each.
 
     Args:
-        pair: Solved.
+        pair: The solved pair.
         samples: Training samples of an epoch.
         large: Relative speed of each large-batch worker.
-        small: The same of each small-batch worker; all 1 where they are alike.
+        small: Relative speed of each small-batch worker.
 
     Raises:
         PlanError: A worker would get no samples.
@@ -359,7 +345,11 @@ def _check(
     extra_time: float,
     samples: int,
 ) -> None:
-    """Refuse what has no meaning, whatever the rest."""
+    """Refuse arguments that have no meaning.
+
+    Raises:
+        PlanError: The first such argument.
+    """
     if not (isfinite(a) and isfinite(b) and a >= 0) or a + b <= 0:
         raise PlanError(
             f"a step of x samples cannot take {a:g} x + {b:g} seconds: measure at more batches (a "

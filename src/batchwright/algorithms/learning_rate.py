@@ -1,8 +1,8 @@
-"""The learning rate as a pure function of samples seen.
+"""The learning rate as a pure function of the samples seen.
 
-Nothing here counts steps or holds state, so a resume, another batch or another number of workers
-cannot bend the schedule. The rate of a step is ``stage.learning_rate * rate_factor(...)``; with
-``scaling=gain`` the updater multiplies that by the gain that it measures.
+Nothing here counts steps or keeps state, so a resume, another batch or another number of workers
+does not change the schedule. The rate of a step is ``stage.learning_rate * rate_factor(...)``; with
+``scaling=gain`` the updater multiplies it by the gain that it measures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts, 
 from batchwright.records.registries.optimizers import OPTIMIZERS
 
 MAX_RAISED = 1.0
-"""Most that a rate is raised to where few steps would leave the weights near where they began."""
+"""Largest peak to which a rate is raised for a training of few steps, see `make_rule`."""
 DECAY_SHARES = (1 / 3, 2 / 3, 8 / 9)  # of the epochs; Goyal et al. decay at 30, 60, 80 of 90
 DECAY_FACTOR = 0.1
 
@@ -66,16 +66,16 @@ def scaled_rate(
 
 
 def room_to_linear(rule: LearningRateRule, base_batch: int, batch: int, gain: float = 1.0) -> float:
-    """What factors leave a step of so many samples within linear scaling, at least 1.
+    """Largest factor, at least 1, that keeps the rate of a step within linear scaling.
 
-    Twice as many samples call for a rate twice as large at most: as much as the rate has been
-    raised for them already, factors are not to raise it once more.
+    Twice as many samples call for at most twice the rate. The part by which the rate has been
+    raised already is divided out.
 
     Args:
-        rule: Of the rate that they act on top of.
-        base_batch: The batch that they make up for.
+        rule: The learning rate, which the factor multiplies.
+        base_batch: The batch that factors make up for, in samples.
         batch: Samples of the step.
-        gain: What ``scaling=gain`` makes of the rate besides.
+        gain: Measured gain by which ``scaling=gain`` multiplies the rate.
 
     Example:
         >>> rate = dict(base=0.1, base_batch=64, warmup_epochs=0, decay="cosine")
@@ -85,24 +85,18 @@ def room_to_linear(rule: LearningRateRule, base_batch: int, batch: int, gain: fl
         2.0
     """
     raised = scaled_rate(1.0, rule.base_batch, batch, rule.scaling)
-    # Under a parameter server all steps have the rate of the large batch.
+    # Under a parameter server small batches have the rate of the large one, too.
     return max(1.0, batch / base_batch / max(gain, raised, rule.peak / rule.base))
 
 
 class Warmup(NamedTuple):
-    """A rise at the start.
+    """The warm-up of a learning rate."""
 
-    Attributes:
-        epochs: Length.
-        least: Shortest that the poster's two optima allow, in epochs.
-        most: Longest that they allow, in epochs.
-        by: What decided it: the job, the one cycle, the rate, which is not scaled up and so has
-            nothing to rise from, or the poster's law.
-    """
-
-    epochs: float
-    least: float
-    most: float
+    epochs: float  # length, in epochs
+    least: float  # shortest length that the poster's two optima allow, in epochs
+    most: float  # longest length that they allow, in epochs
+    # What decided it: ``job``: it was given; ``one-cycle``: the one-cycle rule; ``rate``: the rate
+    # is not scaled up, so there is no warm-up; ``law``: the poster's law.
     by: Literal["job", "one-cycle", "rate", "law"] = "law"
 
 
@@ -115,15 +109,15 @@ def fitted_warmup(ratio: float, epochs: int, law: Literal["root", "linear"] = "r
         W = \tfrac{E}{90} \left(5 + 5 \, \frac{B / B_0 - 60}{180}\right)
 
     A power law has as many unknowns as there are points: 5 epochs at 60 times the base batch and
-    10 at 240 times give the exponent 1/2. The poster tried 0, 5, 10 and 20 epochs, so either
-    optimum is known to half-way to its neighbours only, and the exponent lies between 0 and 1.3.
-    ``least`` and ``most`` are the ends over all laws of the form within that. The power law is
-    ours; ``linear`` is a line through the same two points, as the authors read linear growth.
+    10 at 240 times give the exponent 1/2. The poster tried 0, 5, 10 and 20 epochs, so each optimum
+    is known to half-way to its neighbours only, and the exponent lies between 0 and 1.3. ``least``
+    and ``most`` are the ends over all such laws. The power law is ours; ``linear`` is a line
+    through the same two points, as the authors report linear growth.
 
     Args:
         ratio: Global batch over base batch, :math:`B / B_0`.
         epochs: Length of the training :math:`E`, in epochs.
-        law: Which of the two.
+        law: ``root`` for the power law, ``linear`` for the line.
 
     Returns:
         At most half of the epochs; 0 where the batch is not above the base batch.
@@ -143,7 +137,7 @@ def fitted_warmup(ratio: float, epochs: int, law: Literal["root", "linear"] = "r
     laws = [POSTER_OPTIMA]
     laws += [((first, one), (second, two)) for one in POSTER_RANGES[0] for two in POSTER_RANGES[1]]
     shares = [max(0.0, _LAWS[law](points, ratio)) / POSTER_EPOCHS for points in laws]
-    # Three figures: more would look as if the law knew them.
+    # Rounded to three digits, as the law is not known better.
     lengths = [min(float(f"{epochs * share:.3g}"), epochs * MAX_WARMUP) for share in shares]
     return Warmup(lengths[0], min(lengths), max(lengths))
 
@@ -164,18 +158,18 @@ _LAWS = {"root": _power_law, "linear": _line}
 
 
 def warmup_of(job: Job, base: float, peak: float, global_batch: int, epochs: int) -> Warmup:
-    """The rise at the start: as asked, or by the rule that the job's decay has.
+    """The warm-up: as the job gives it, or by the rule of its decay.
 
     Args:
-        job: Its warm-up and decay.
+        job: Its warm-up and decay are used.
         base: Rate at the base batch, per step.
         peak: Rate at ``global_batch``, per step.
         global_batch: Samples per step over all workers.
         epochs: Length of the training, in epochs.
 
     Returns:
-        For ``auto`` 30 % of the epochs for ``one-cycle``; else none if the rate is neither scaled
-        up nor begins lower, as it has nothing to rise from, or `fitted_warmup`.
+        For ``warmup_epochs=auto``: 30 % of the epochs with ``one-cycle``; no warm-up if the rate is
+        neither scaled up nor begins lower; else `fitted_warmup`.
     """
     asked, rise = job.warmup_epochs, ONE_CYCLE_RISE * epochs
     if asked != "auto":
@@ -199,18 +193,19 @@ def make_rule(
 ) -> LearningRateRule:
     """The rule for a job at the global batch that was chosen.
 
-    A batch below the base batch is not refused: both scaling rules hold in that direction, too, and
-    small data sets leave no other. The rate is then scaled down, and reasons and schedule say so.
+    A batch below the base batch is allowed: both scaling rules hold in that direction, too, and
+    small data sets have no larger batches. The rate is then scaled down, and reasons and schedule
+    say so.
 
     Args:
-        job: Gives the base rate and batch, scaling, warm-up and decay.
+        job: Its base rate and batch, scaling, warm-up and decay are used.
         global_batch: Samples per step over all workers.
         epochs: Length of the training, in epochs.
-        update: The optimizer, which the default rate goes by.
-        samples: Of an epoch; with it the default rate of an optimizer that wants a `reach` is
-            raised where there are so few steps that weights would not get far.
+        update: The optimizer, which has a default rate.
+        samples: Samples of an epoch. With them, the default rate of an optimizer with a `reach` is
+            raised in trainings with so few steps that weights would not get far.
         batch_norm: Whether the network has batch normalization.
-        tried: The best rate over the usual one, by trials; a rate that the job gives stays.
+        tried: The best rate over the usual one, by trials. A rate that the job gives is kept.
 
     Raises:
         JobError: The scaled rate is no finite number above 0.
@@ -252,7 +247,7 @@ def rule_for(
     update: OptimizerName,
     tried: float = 1.0,
 ) -> LearningRateRule:
-    """`make_rule` for a job on these data with this network."""
+    """`make_rule` for a job, a data set and a network; ``batch`` is the global batch."""
     return make_rule(
         job,
         batch,
@@ -265,7 +260,7 @@ def rule_for(
 
 
 def remark_on_rate(job: Job, rule: LearningRateRule, update: OptimizerName) -> str:
-    """Why the default rate is not what it usually is, in a sentence; empty if it is."""
+    """Why the default rate is not the usual one, in a sentence; empty if it is."""
     spec = OPTIMIZERS[update]
     name = spec.title or spec.name
     if job.learning_rate != "auto":
@@ -310,14 +305,14 @@ def reach(rule: LearningRateRule, global_batch: int, *, samples: int, epochs: in
 
 
 def start_of(rule: LearningRateRule) -> float:
-    """Share of the peak at which the rise begins: as asked, else the small-batch rate's."""
+    """Share of the peak at which the warm-up begins: as given, else that of the base rate."""
     if rule.warmup_start is not None:
         return rule.warmup_start
     return ONE_CYCLE_START if rule.decay == "one-cycle" else min(1.0, rule.base / rule.peak)
 
 
 def raises_nothing(rule: LearningRateRule) -> bool:
-    """Whether a warm-up has nothing to rise from: it begins at the peak."""
+    """Whether there is a warm-up that begins at the peak, and so has no effect."""
     return rule.warmup_epochs > 0 and start_of(rule) >= 1
 
 
@@ -350,7 +345,7 @@ def rate_factor(
         epochs: Length of the training, in epochs.
 
     Returns:
-        A number in [0, 1]; past the end, what holds at the end.
+        A share from 0 to 1; past the end, that at the end.
 
     References:
         Warm-up and steps: Goyal et al. 2017, arXiv 1706.02677. Cosine: Loshchilov and Hutter 2017,

@@ -1,14 +1,14 @@
 r"""The fixed time of a step, in samples, from all pairs of batches that were measured side by side.
 
-A step of x samples takes :math:`a (x + \beta)` seconds near the pairs at hand, where
-:math:`\beta = b / a` is its fixed time in samples, and :math:`\beta` alone says which batches end
-their rounds together. A pair with the ratio :math:`\rho = t(B_S) / t(B_L)` tells
+Near the measured pairs a step of x samples takes :math:`a (x + \beta)` seconds, where
+:math:`\beta = b / a` is its fixed time in samples. :math:`\beta` alone determines which batches end
+their rounds together. A pair with the ratio :math:`\rho = t(B_S) / t(B_L)` gives
 
 .. math:: \beta = \frac{\rho B_L - B_S}{1 - \rho}
 
 with the error of its ratio, which on a shared machine moves the small batch by a tenth. So the
-pairs are averaged, each by its own error and by how far it is: step times bend, and a pair of other
-batches tells another chord.
+pairs are averaged, weighted by their errors and by their distances: step times are curved, and a
+pair of other batches gives another chord.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from batchwright.prediction.drift import ratio_error
 from batchwright.records import PairTime
 
 BEND = 0.2
-"""How much of itself the fixed time may differ by between two chords whose small batches differ by
-the factor e: a standard deviation. Of the measured networks 0.05 to 0.3."""
+"""Relative standard deviation of the fixed time between two chords whose small batches differ by a
+factor e. For the measured networks it was 0.05 to 0.3."""
 
 UNKNOWN_ERROR = 0.02
-"""Relative standard error of a ratio of which one visit is known."""
+"""Assumed relative standard error of a ratio that was measured in one visit."""
 
 _MIN_ERROR = 0.001
-_MIN_REST = 0.01  # a small batch that takes as long as the large one tells next to nothing
-_TURNS = 20  # of fixed time and small batch
+_MIN_REST = 0.01  # least 1 - ratio: equal times do not identify the fixed time
+_TURNS = 20  # most iterations of fixed time and small batch
 
 
 def fixed_samples(pairs: Sequence[PairTime], small_batch: float) -> float:
-    """The fixed time of a step in samples, near the chord from a small batch to the large one.
+    """The fixed time of a step, in samples, of the chord from a small batch to the large one.
 
     Args:
-        pairs: Of one resolution and about one large batch; at least one.
-        small_batch: Where it is wanted, in samples.
+        pairs: Pairs of one resolution and about one large batch, at least one.
+        small_batch: The small batch of the chord, in samples.
     """
     weights, total = 0.0, 0.0
     for pair in pairs:
-        fixed, error = _told(pair)
+        fixed, error = _fixed_of_pair(pair)
         far = BEND * abs(fixed) * log(small_batch / pair.small_batch)
         weight = 1 / hypot(error, far) ** 2
         weights += weight
@@ -51,7 +51,7 @@ def fixed_samples(pairs: Sequence[PairTime], small_batch: float) -> float:
 
 
 def expected_ratio(pairs: Sequence[PairTime], large_batch: int, small_batch: int) -> float:
-    """Seconds of a step of the small batch over one of the large, by all pairs together."""
+    """Seconds of a step of the small batch over those of the large one, by all pairs together."""
     fixed = fixed_samples(pairs, small_batch)
     return (small_batch + fixed) / (large_batch + fixed)
 
@@ -59,18 +59,19 @@ def expected_ratio(pairs: Sequence[PairTime], large_batch: int, small_batch: int
 def solved_line(
     pairs: Sequence[PairTime], small_batch_of: Callable[[float, float], int]
 ) -> tuple[tuple[float, float], PairTime]:
-    """The chord through the large batch and the small one that it makes itself.
+    """The chord through the large batch and the small batch that follows from the chord itself.
 
     Args:
-        pairs: As for `fixed_samples`.
-        small_batch_of: f(seconds per sample, fixed seconds) -> the small batch; raises `PlanError`
-            where there is none.
+        pairs: Pairs, as for `fixed_samples`.
+        small_batch_of: (seconds per sample, fixed seconds) -> the small batch; raises `PlanError`
+            if there is none.
 
     Returns:
-        Seconds per sample and fixed seconds; and the pair whose small batch is nearest.
+        Seconds per sample and fixed seconds of the chord; and the pair with the nearest small
+        batch.
 
     Raises:
-        PlanError: As ``small_batch_of``.
+        PlanError: No chord has a small batch.
     """
     batch = _start(pairs, small_batch_of)
     line, seen = _line(pairs, batch), set()
@@ -84,7 +85,7 @@ def solved_line(
 
 
 def _start(pairs: Sequence[PairTime], small_batch_of: Callable[[float, float], int]) -> int:
-    """What the pair that lies nearest to its own answer says; of some no small batch comes."""
+    """The small batch with which iteration begins: that of the pair nearest to its own result."""
     found: list[tuple[float, int]] = []
     for pair in pairs:
         with suppress(PlanError):
@@ -94,7 +95,7 @@ def _start(pairs: Sequence[PairTime], small_batch_of: Callable[[float, float], i
 
 
 def _line(pairs: Sequence[PairTime], small_batch: int) -> tuple[float, float]:
-    """Seconds per sample, and fixed seconds; on the clock of the nearest pair."""
+    """Seconds per sample and fixed seconds, scaled to the times of the nearest pair."""
     fixed = fixed_samples(pairs, small_batch)
     near = _nearest(pairs, small_batch)
     per_sample = near.large_seconds / (near.large_batch + fixed)
@@ -105,8 +106,8 @@ def _nearest(pairs: Sequence[PairTime], small_batch: int) -> PairTime:
     return min(pairs, key=lambda pair: abs(log(pair.small_batch / small_batch)))
 
 
-def _told(pair: PairTime) -> tuple[float, float]:
-    """What one pair says of the fixed time, in samples, and its standard error."""
+def _fixed_of_pair(pair: PairTime) -> tuple[float, float]:
+    """The fixed time of a step by one pair, in samples, and its standard error."""
     ratio = pair.small_seconds / pair.large_seconds
     known = ratio_error(pair.ratios)
     relative = max(UNKNOWN_ERROR if known == inf else known, _MIN_ERROR)

@@ -1,4 +1,4 @@
-"""Whole numbers of samples in proportion to weights: nothing lost, every bound kept."""
+"""Splits samples into whole numbers, evenly or in proportion to weights, within bounds."""
 
 from collections.abc import Sequence
 from math import inf, isfinite, lcm
@@ -13,17 +13,17 @@ def apportion(
 ) -> list[int]:
     """Split ``total`` into whole numbers in proportion to ``weights``: largest remainder.
 
-    Every ideal share ``total * w_i / sum(w)`` is cut to a whole number, and what is missing goes,
-    one each, to the largest remainders; of equal remainders the lowest index comes first. A share
-    outside its bounds is held there, and the rest is split among the others by the same rule.
-    Computed in whole numbers, exactly, so no share is lost to rounding.
+    Every ideal share ``total * w_i / sum(w)`` is rounded down, and the missing samples go, one
+    each, to the largest remainders; of equal remainders the lowest index comes first. A share
+    outside its bounds is set to the bound, and the rest is split among the others by the same rule.
+    All computing is exact, in whole numbers.
 
-    The published rule of dynamic batch size adds only where the remainder is at least one half,
-    which can lose samples; this one always sums to ``total``.
+    The published rule of dynamic batch size adds a sample only where the remainder is at least one
+    half, which can lose samples; here the shares always sum to ``total``.
 
     Args:
-        weights: One per entry, not negative, at least one of them positive; any unit.
-        total: What is split, in samples.
+        weights: One weight per entry, not negative, at least one of them positive; any unit.
+        total: The number of samples to split.
         least: Smallest share, for all or one per entry, in samples; unset: 0.
         most: Largest share, for all or one per entry, in samples; unset: no limit.
 
@@ -56,6 +56,17 @@ def apportion(
     return shares
 
 
+def split_evenly(total: int, count: int) -> list[int]:
+    """``total`` in ``count`` whole parts that differ by 1 at most, the larger ones first.
+
+    Example:
+        >>> split_evenly(256, 3)
+        [86, 85, 85]
+    """
+    part, larger = divmod(total, count)
+    return [part + 1] * larger + [part] * (count - larger)
+
+
 def _whole_weights(weights: Sequence[float]) -> list[int]:
     """Whole numbers in exactly the same proportions."""
     if not any(weights):
@@ -84,17 +95,17 @@ def _floors(
     """Ideal shares within bounds: each is ``clip(c * weight, low, high)`` for one common c.
 
     Returns:
-        All shares, cut to whole numbers; the entries that are not held at a bound; and what was cut
-        off each of those, in one and the same unit.
+        All shares, rounded down; the indices of entries that are not held at a bound; and the
+        remainders of these, in a common unit.
     """
     shares, free, rest = list(low), list(range(len(weights))), total
-    while True:  # bounds that can be kept never hold all that are free
+    while True:  # ends, since bounds that allow the total never hold all free entries
         mine = [weights[i] for i in free]
         if not any(mine):
             mine = [1] * len(free)
         mass = sum(mine)
         parts = [divmod(rest * weight, mass) for weight in mine]
-        # How far bounds hold up those that are below, and down those above, in parts of 1 / mass.
+        # By how much bounds raise entries that are below, and lower those above, in 1 / mass.
         up, down = {}, {}
         for i, (share, cut) in zip(free, parts, strict=True):
             shares[i] = share
@@ -103,7 +114,7 @@ def _floors(
             elif (share, cut) > (high[i], 0):
                 down[i] = (share - high[i]) * mass + cut
         excess = sum(up.values()) - sum(down.values())
-        # Too much in all: those held up at their least stay there; too little: those held down.
+        # Too much in all: entries at their lower bound stay there; too little: those at the upper.
         held = {i: low[i] for i in up} if excess >= 0 else {i: high[i] for i in down}
         if not held:
             return shares, free, [cut for _, cut in parts]

@@ -1,13 +1,14 @@
 r"""Local batches that follow the workers' measured speeds, and not the noise in them.
 
 A worker's step takes :math:`t_i = (b_i + o) / v_i` seconds: :math:`v_i` is its speed in samples per
-second, and :math:`o` the fixed cost of a step, as so many samples' worth. All finish together at
+second, and :math:`o` the fixed time of a step over the time per sample, in samples. All workers
+finish together with
 
 .. math:: b_i = v_i \frac{B + n o}{\sum_m v_m} - o
 
 With :math:`o = 0` this is the published rule of dynamic batch size, whose shares are the last ones
-over their times, normalized. It comes to rest at the same shares, a few rounds later: a fixed cost
-makes it go too short a way each time.
+over their times, normalized. It converges to the same shares some rounds later, as each of its
+steps is too short where there is a fixed time.
 
 docs/methods.md has the published rule and its relatives.
 """
@@ -22,31 +23,31 @@ from statistics import fmean, median
 from batchwright.algorithms.partition import apportion
 
 DEAD_BAND = 0.03
-"""Batches stay as they are while none would change by more than this share."""
+"""Largest change of a local batch, as a share, with which all batches are kept."""
 
 SUDDEN = 3 * DEAD_BAND
-"""A change of a worker's relative speed that is larger than this, and than `CERTAIN` standard
-errors of its measurement, is believed at once."""
+"""Change of a worker's relative speed above which it counts at once, without smoothing, if it is
+also above `CERTAIN` standard errors of its measurement."""
 
 CERTAIN = 3.0
 """Standard errors of a measurement beyond which a change is hardly ever noise."""
 
 SMOOTHING = 0.3
-"""Weight of the newest measurement in all others."""
+"""Weight of the newest measurement in the exponential mean."""
 
 NOISE_BAND = 1.5 * sqrt(SMOOTHING / (2 - SMOOTHING))
-"""Dead band over the standard error of a measurement: one and a half of a smoothed speed's, whose
-variance is `SMOOTHING` / (2 - `SMOOTHING`) of a measurement's."""
+"""Dead band over the standard error of a measurement: 1.5 standard errors of a smoothed speed,
+whose variance is `SMOOTHING` / (2 - `SMOOTHING`) of that of a measurement."""
 
-_MIN_CHANGE = 0.75  # samples: less only goes back and forth between two whole numbers
-_TELLING = 0.25  # batches must have changed by this share, or noise drowns the fixed cost
-_HALVINGS = 40
-_OF_QUARTILES = 1.349  # standard deviations from one quartile to the other
-_OF_JUMPS = 0.954  # of a single value in the median distance of two
+_MIN_CHANGE = 0.75  # samples; smaller changes would alternate between two whole numbers
+_MIN_GROWTH = 0.25  # least relative change of batches that identifies the fixed time despite noise
+_HALVINGS = 40  # bisections
+_OF_QUARTILES = 1.349  # distance of the quartiles of a normal distribution, in standard deviations
+_OF_JUMPS = 0.954  # median distance of two normal values, in standard deviations
 
 
 def midmean(values: Sequence[float]) -> float:
-    """Mean of the middle half: one hiccup moves it little, a lasting change at once."""
+    """Mean of the middle half of the values: an outlier moves it little, a change at once."""
     ordered = sorted(values)
     cut = len(ordered) // 4
     return fmean(ordered[cut : len(ordered) - cut])
@@ -62,12 +63,12 @@ def speeds_of(
 def published_speeds(samples: Sequence[int], seconds: Sequence[float]) -> list[float]:
     r"""Performance of each worker in an epoch, :math:`p_i = d_i / t_i`.
 
-    The next share of a worker is its part of their sum, so that with times in proportion to
-    samples all are equal after one epoch; with a fixed time in each step, after two to four.
+    The next share of a worker is its part of the sum. With times in proportion to samples, all
+    workers take the same time after one epoch; with a fixed time in each step, after two to four.
 
     Args:
-        samples: That each worker computed in the epoch, :math:`d_i`.
-        seconds: Of its own computing in it, :math:`t_i`.
+        samples: Samples :math:`d_i` of each worker in the epoch.
+        seconds: Seconds :math:`t_i` of its computing in the epoch.
 
     References:
         Ye et al. 2020, arXiv 2007.11831.
@@ -76,10 +77,10 @@ def published_speeds(samples: Sequence[int], seconds: Sequence[float]) -> list[f
 
 
 def noise_within(times: Sequence[Sequence[float]]) -> float:
-    """Standard error of a worker's relative speed by the scatter of the steps it was measured in.
+    """Standard error of a worker's relative speed, by the scatter of the measured steps.
 
     Args:
-        times: Seconds of each worker, step by step; from two steps on there is some.
+        times: Seconds of each worker in each step; a single step has no scatter.
     """
     relative = [[one / mean for one in step] for step in times if (mean := fmean(step))]
     count = len(relative)
@@ -92,12 +93,12 @@ def noise_within(times: Sequence[Sequence[float]]) -> float:
 
 
 def noise_between(measured: Sequence[Mapping[str, float]]) -> float:
-    """Standard error of a worker's relative speed by how far measurements jump to the next.
+    """Standard error of a worker's relative speed, by the jumps between successive measurements.
 
-    The median jump, so that a worker that came to be slower once does not count as noise.
+    It uses the median jump, so that a single lasting change does not count as noise.
 
     Args:
-        measured: Speeds by worker, of the same workers each time; at least two measurements.
+        measured: Speeds by worker, of the same workers in each measurement; at least two.
     """
     relative = [[log(speed / fmean(one.values())) for speed in one.values()] for one in measured]
     jumps = [
@@ -113,15 +114,14 @@ def followed(
 ) -> dict[str, float]:
     """Speeds after one more measurement of some workers.
 
-    Only speeds relative to each other move shares, so what all workers have in common (a machine
-    that slows down for everybody) is taken out first. The rest is smoothed, unless any worker's
-    relative speed changed by more than `SUDDEN`, and more than noise makes: then the measurement is
-    believed as it is.
+    Only relative speeds change shares, so a change that all workers have in common (a machine that
+    slows down for all) is divided out first. The rest is smoothed, unless a worker's relative speed
+    changed by more than `SUDDEN` and by more than noise: then the measurement counts as it is.
 
     Args:
-        known: Samples per second so far, by worker; may lack some, and have others besides.
-        measured: The newest ones.
-        noise: Standard error of these, as a share.
+        known: Samples per second so far, by worker; other workers than measured are possible.
+        measured: The newest measurement.
+        noise: Standard error of the measurement, as a share.
 
     Returns:
         The speeds of all workers in either.
@@ -149,16 +149,16 @@ def balanced(
     """Local batches of equal time, as whole numbers that sum to ``batch``.
 
     Args:
-        speeds: Of each worker, in samples per second, positive.
+        speeds: Speed of each worker, in samples per second, positive.
         batch: Global batch, in samples.
-        fixed_samples: Fixed cost of a step, as so many samples' worth.
-        least: Fewest samples of a worker, for all or one each.
-        most: Most samples of a worker; what it cannot take goes to others. Unset: no limit.
+        fixed_samples: Fixed time of a step over the time per sample, in samples.
+        least: Fewest samples of a worker, one number for all or one for each.
+        most: Most samples of a worker; the rest goes to others. Unset: no limit.
 
     Raises:
         ValueError: The bounds leave no way to reach ``batch``.
     """
-    # The fixed cost counts like samples that every worker has to go through besides.
+    # The fixed time counts like further samples of every worker.
     fixed = round(fixed_samples)
     count = len(speeds)
     low = [least] * count if isinstance(least, int) else least
@@ -173,12 +173,12 @@ def balanced(
 
 
 def worth_changing(current: Sequence[int], wanted: Sequence[int], noise: float = 0.0) -> bool:
-    """Whether any local batch would change by more than the dead band, and more than noise makes.
+    """Whether any local batch would change by more than the dead band and by more than noise.
 
     Args:
-        current: Local batches.
-        wanted: Those by the smoothed speeds.
-        noise: Standard error of a single measurement of these, as a share.
+        current: Current local batches, in samples.
+        wanted: Local batches by the smoothed speeds.
+        noise: Standard error of a single measurement of the speeds, as a share.
     """
     band = max(DEAD_BAND, NOISE_BAND * noise)
     return any(
@@ -192,29 +192,29 @@ def fixed_cost(
     after: tuple[Sequence[int], Sequence[float]],
     noise: float = 0.0,
 ) -> float | None:
-    r"""The fixed cost of a step, from times before and after the local batches changed.
+    r"""The fixed time of a step, in samples, from times before and after local batches changed.
 
-    It is the :math:`o` under which no worker's speed changed relative to the others': between the
-    worker that gained most and the one that lost most,
+    It is the :math:`o` with which the relative speeds of the workers stay the same. For the worker
+    g that gained most and the worker l that lost most,
 
     .. math:: \frac{t'_g / t_g}{t'_l / t_l} = \frac{(b'_g + o) (b_l + o)}{(b_g + o) (b'_l + o)}
 
-    whose right side falls as :math:`o` rises. It is sought between 0 and the mean local batch.
-    Where a speed did change meanwhile, the answer is wrong but harmless: any fixed cost comes to
-    rest at equal times.
+    whose right side falls as :math:`o` rises. It is searched between 0 and the mean local batch. If
+    a speed changed meanwhile, the result is wrong but harmless: with any fixed time the shares
+    converge to equal times.
 
     Args:
-        before: Local batches and seconds of each worker.
-        after: The same later.
+        before: Local batches, in samples, and seconds of each worker.
+        after: Local batches and seconds of each worker after the change.
         noise: Standard error of the seconds, as a share.
 
     Returns:
-        As so many samples' worth; `None` where the batches changed too little to tell.
+        The fixed time in samples; `None` where the batches changed too little to identify it.
     """
     (old, old_seconds), (new, new_seconds) = before, after
     growth = [b / a for a, b in zip(old, new, strict=True)]
     gained, lost = growth.index(max(growth)), growth.index(min(growth))
-    if growth[gained] < (1 + max(_TELLING, CERTAIN * noise)) * growth[lost]:
+    if growth[gained] < (1 + max(_MIN_GROWTH, CERTAIN * noise)) * growth[lost]:
         return None
     slowdown = [b / a for a, b in zip(old_seconds, new_seconds, strict=True)]
     ratio = slowdown[gained] / slowdown[lost]

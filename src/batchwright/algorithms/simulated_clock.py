@@ -1,16 +1,16 @@
-r"""The clock of a virtual cluster: how long workers compute and exchange, and what happens next.
+r"""The clock of a virtual cluster: seconds of computing and exchanging, and a queue of events.
 
 A step of :math:`b` samples takes :math:`(a b + o c) / v` seconds on a worker of speed :math:`v` and
-overhead :math:`o`, and as many times as long as a disturbance says while there is one. With K
-workers, G bytes, latency :math:`\alpha` and bandwidth :math:`\beta_i` of worker :math:`i`:
+overhead :math:`o`; a disturbance multiplies that while it lasts. With K workers, G bytes, latency
+:math:`\alpha` and bandwidth :math:`\beta_i` of worker :math:`i`:
 
 .. math::
     t_{ring} = 2 (K - 1) \Big( \alpha + \frac{G}{K \min_i \beta_i} \Big), \quad
     t_{push} = t_{pull} = \alpha + \frac{G}{\beta_i}
 
 A ring all-reduce (Patarasuk and Yuan 2009) goes at the pace of its slowest link. Models pushed to a
-server, or pulled from it, besides go through the server's own link one after the other. What the
-server computes is taken to cost nothing.
+server, or pulled from it, also pass the server's own link, one after the other. Merging at the
+server is taken to cost nothing.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from batchwright.records import (
 
 
 class StepTime(NamedTuple):
-    """What a step costs a worker of speed and overhead 1."""
+    """Seconds of a step on a worker of speed and overhead 1: per sample, and fixed ones."""
 
     sample_seconds: float
     step_seconds: float
 
     def work(self, samples: int, overhead: float = 1.0) -> float:
-        """Seconds of a step of so many samples at speed 1; none without samples."""
+        """Seconds of a step with ``samples`` samples at speed 1; 0 without samples."""
         return self.sample_seconds * samples + overhead * self.step_seconds if samples else 0.0
 
 
 def step_times(plan: Plan) -> tuple[StepTime, ...]:
-    """What a step costs in each row of the plan.
+    """Seconds of a step in each row of the plan.
 
-    What the job states of its virtual workers holds at the resolution that it is stated for. One
-    time per sample is that at the highest, and at others in proportion to the rows' own, else to
-    the images' area. What it leaves open is as in the rows, else made of their predicted epochs.
+    Times that the job states for its virtual workers come first. A single time per sample is that
+    at the highest resolution; it is scaled to others in proportion to the rows' own times, or else
+    to the area of the images. Times that the job does not state are those of the rows, or else
+    follow from the rows' predicted epochs.
 
     Raises:
-        PlanError: Nothing tells.
+        PlanError: Some time follows from none of these.
     """
     virtual, rows = plan.job.virtual, [_of_row(plan, stage) for stage in plan.stages]
     sides = sorted({stage.resolution for stage in plan.stages})
@@ -87,7 +88,7 @@ def step_times(plan: Plan) -> tuple[StepTime, ...]:
 
 
 def _of_row(plan: Plan, stage: Stage) -> StepTime | None:
-    """What a row says itself, or what its predicted epoch comes to."""
+    """The step times of a row, or else those by its predicted epoch; `None` without either."""
     if stage.sample_seconds is not None:
         return StepTime(stage.sample_seconds, stage.step_seconds or 0.0)
     if stage.predicted_epoch_seconds is None:
@@ -103,27 +104,21 @@ def _of_row(plan: Plan, stage: Stage) -> StepTime | None:
 
 @dataclass(frozen=True)
 class Worker:
-    """A virtual worker.
+    """A virtual worker."""
 
-    Attributes:
-        speed: Relative to the step times.
-        bandwidth: Of its link, in bytes per second.
-        disturbances: When it is slower; where several overlap they multiply.
-        overhead: Fixed time of a step relative to the step times.
-    """
-
-    speed: float
-    bandwidth: float
+    speed: float  # speed relative to the step times
+    bandwidth: float  # bandwidth of its link, in bytes per second
+    # Times in which it is slower; overlapping ones multiply.
     disturbances: tuple[Disturbance, ...] = ()
-    overhead: float = 1.0
+    overhead: float = 1.0  # fixed time of a step relative to that of the step times
 
     def finish(self, start: float, work: float) -> float:
-        """When work begun at ``start`` is done.
+        """The time at which work is done, in simulated seconds.
 
         Args:
-            start: Simulated seconds.
+            start: Time at which it begins, in simulated seconds.
             work: Seconds that it takes at speed 1; a disturbance that begins or ends meanwhile
-                slows just its part.
+                slows only the part in which it lasts.
         """
         now, left = start, work
         edges = {at for one in self.disturbances for at in (one.start, one.end) if at is not None}
@@ -148,14 +143,14 @@ class Cluster:
     """The workers of a job, and the network between them.
 
     Args:
-        job: Its ``virtual.*`` and ``link.*``.
-        workers: Number of them.
+        job: Its ``virtual.*`` and ``link.*`` are used.
+        workers: Number of workers.
 
     Attributes:
-        workers: In rank order.
+        workers: The workers, in rank order.
 
     Raises:
-        JobError: The job speaks of workers that are not there.
+        JobError: The job's ``virtual.*`` is for another number of workers.
     """
 
     def __init__(self, job: Job, workers: int) -> None:
@@ -178,7 +173,7 @@ class Cluster:
         )
 
     def all_reduce_seconds(self, size: int) -> float:
-        """Seconds of summing ``size`` bytes over all workers; see above. One exchanges nothing."""
+        """Seconds of summing ``size`` bytes over all workers; see above. For one worker it is 0."""
         count = len(self.workers)
         slowest = min(worker.bandwidth for worker in self.workers)
         return 2 * (count - 1) * (self._latency + size / count / slowest)
@@ -193,10 +188,10 @@ class Cluster:
 
 
 class ServerLink:
-    """The server's own link: one model after the other in each direction.
+    """The server's own link, which passes one model after the other in each direction.
 
     Args:
-        seconds: That one model takes.
+        seconds: Seconds of one model.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -204,28 +199,34 @@ class ServerLink:
         self._in_free = self._out_free = 0.0
 
     def receive(self, arrival: float) -> float:
-        """When a model is there whose last byte could be there at ``arrival``; call in order."""
+        """Time at which a model is received that a free link would deliver at ``arrival``.
+
+        Calls have to be in the order of ``arrival``.
+        """
         done = max(arrival, self._in_free + self._seconds)
         self._in_free = done
         return done
 
     def send(self, start: float) -> float:
-        """When the first byte of a model goes out that was asked for at ``start``; in order."""
+        """Time at which the link begins to send a model that was requested at ``start``.
+
+        Calls have to be in the order of ``start``.
+        """
         begun = max(start, self._out_free)
         self._out_free = begun + self._seconds
         return begun
 
     def state_dict(self) -> dict[str, float]:
-        """Plain values."""
+        """The state as plain values, for a checkpoint."""
         return {"in": self._in_free, "out": self._out_free}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state that `state_dict` gave."""
         self._in_free, self._out_free = state["in"], state["out"]
 
 
 class Event(NamedTuple):
-    """Something that happens to a worker at a time, in simulated seconds."""
+    """An event of a worker; ``time`` is in simulated seconds."""
 
     time: float
     worker: int
@@ -233,7 +234,7 @@ class Event(NamedTuple):
 
 
 class Events:
-    """Queue of coming events, earliest first; at the same time, lowest rank first."""
+    """Queue of future events, earliest first; of events at the same time, lowest rank first."""
 
     def __init__(self) -> None:
         self._queue: list[Event] = []
@@ -242,17 +243,21 @@ class Events:
         return bool(self._queue)
 
     def add(self, time: float, worker: int, kind: str) -> None:
-        """Something will happen."""
+        """Add an event at ``time``, in simulated seconds."""
         heapq.heappush(self._queue, Event(time, worker, kind))
 
     def next(self) -> Event:
-        """Takes what happens first; `IndexError` if nothing will."""
+        """Remove and return the first event.
+
+        Raises:
+            IndexError: The queue is empty.
+        """
         return heapq.heappop(self._queue)
 
     def state_dict(self) -> list[list[Any]]:
-        """Plain values."""
+        """The events as plain values, for a checkpoint."""
         return [list(event) for event in sorted(self._queue)]
 
     def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the events that `state_dict` gave."""
         self._queue = [Event(*values) for values in state]

@@ -1,4 +1,4 @@
-"""A run that changes its plan on the way, or goes on under another: whether it may, and how."""
+"""Runs that change their plan on the way, or resume under another one: whether and how they may."""
 
 from __future__ import annotations
 
@@ -7,35 +7,32 @@ from collections.abc import Iterator, Sequence
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
 
-_TOLD = (
+_EXPLAINING = (
     *("job", "considered", "target_epochs", "epoch_accuracy"),
     *("knees", "held_out", "reasons"),
 )
-"""What of a plan says why it is so or what is expected, and nothing of what to do."""
+"""Fields of a plan with reasons and predictions, which do not change what a run does."""
 
 _FREE = (
     *("epochs", "local_batch_sizes", "micro_batch_size", "learning_rate"),
     *("fixed_samples", "sample_seconds", "step_seconds"),
     *("predicted_epoch_seconds", "predicted_bytes"),
 )
-"""What a row may have otherwise: its batches, the rate that goes with them, and what they take."""
+"""Fields of a row that a new plan may change: batches, their rate, and their times and memory."""
 
 
 def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool = False) -> Plan:
-    """A plan that a run can go on with from ``epoch``: its rows before that are those it followed.
+    """The plan of a run that changes to a new plan at ``epoch``: first old rows, then new ones.
 
-    Header, data, network and the rule of the rate stay, so the schedule of the rate goes on where
-    it is; each row brings the rate that goes with its batch. What was considered, and why, is the
-    new plan's.
-
-    What accuracy is predicted after the epochs that follow is not known of a training whose batch
-    changes.
+    Header, data, network and the rule of the rate are kept, so the schedule of the rate goes on;
+    each new row has the rate for its batch. Considered candidates and reasons are the new plan's.
+    Accuracies after later epochs are not predicted, as the batch of the training changes.
 
     Args:
         followed: The plan so far.
-        new: The plan for the rest, as long.
-        epoch: First epoch that the new one is for, zero-based.
-        workers_may_differ: Whether the new one may be for other workers than the one so far.
+        new: The plan for the rest, with as many epochs in all.
+        epoch: First epoch of the new plan, zero-based.
+        workers_may_differ: Whether the new plan may be for another number of workers.
 
     Raises:
         PlanError: The two do not fit together, or the epoch is not one of theirs.
@@ -63,8 +60,8 @@ def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool =
             ),
             "considered": new.considered,
             "epoch_accuracy": tuple(
-                told if place < epoch else None
-                for place, told in enumerate(followed.epoch_accuracy)
+                accuracy if place < epoch else None
+                for place, accuracy in enumerate(followed.epoch_accuracy)
             ),
             "knees": new.knees,
             "held_out": new.held_out,
@@ -75,7 +72,7 @@ def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool =
 
 
 def _between(stages: Sequence[Stage], first: int, last: int) -> list[Stage]:
-    """Rows from one epoch up to another, those at the ends shortened."""
+    """The rows from epoch ``first`` up to epoch ``last``; rows at the ends are shortened."""
     found, start = [], 0
     for stage in stages:
         epochs = min(start + stage.epochs, last) - max(start, first)
@@ -86,21 +83,21 @@ def _between(stages: Sequence[Stage], first: int, last: int) -> list[Stage]:
 
 
 def why_not(plan: Plan, former: Plan, epochs: int) -> str:
-    """Why a run that did so many epochs of a former plan cannot go on under a plan; else empty.
+    """Why a run that did ``epochs`` epochs of a former plan cannot go on under ``plan``, in words.
 
-    The header and the rows of these epochs are the same, and later rows have other batches and
-    rates at most: network, data, optimizer and random numbers then go on as if nothing had changed.
-    A run that did all its epochs may go on for as many as its plan allows.
+    It can, and the result is empty, if the header and the rows of these epochs are the same, and
+    later rows differ only in batches and rates: then network, data, optimizer and random numbers go
+    on unchanged. A run that did all its epochs may go on for as many as its plan allows.
     """
     longer = epochs >= former.epochs < plan.epochs <= (former.max_epochs or 0)
     if plan.epochs != former.epochs and not longer:
         return f"it has {plan.epochs} epochs in place of {former.epochs}"
     for name in Plan.model_fields:
-        if name not in (*_TOLD, "stages") and getattr(plan, name) != getattr(former, name):
+        if name not in (*_EXPLAINING, "stages") and getattr(plan, name) != getattr(former, name):
             return f"it has another {name}"
-    rows = list(zip(_by_epoch(plan), _by_epoch(former), strict=False))  # those of both
+    rows = list(zip(_by_epoch(plan), _by_epoch(former), strict=False))  # epochs of both plans
     changed = [number for number, (new, old) in enumerate(rows) if new != old]
-    if changed and changed[0] < max(1, epochs):  # nothing done under it: it is simply another
+    if changed and changed[0] < max(1, epochs):  # the first row has to agree in any case
         return f"it changes epoch {changed[0] + 1}, and {epochs} are done"
     for number, (new, old) in enumerate(rows):
         for name in Stage.model_fields:
@@ -110,10 +107,10 @@ def why_not(plan: Plan, former: Plan, epochs: int) -> str:
 
 
 def _by_epoch(plan: Plan) -> Iterator[Stage]:
-    """The row of each epoch, as a row of one.
+    """The row of each epoch, as a row of one epoch.
 
-    Without a server, which worker takes which of the local batches follows from who is there: a run
-    for several kinds of workers goes on in another order of its hosts, or without one of them.
+    Without a server local batches are sorted: workers get them by their kinds, so a run may go on
+    with its hosts in another order.
     """
     for stage in plan.stages:
         sizes = stage.local_batch_sizes

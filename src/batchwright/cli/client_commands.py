@@ -239,9 +239,8 @@ def agent(
     """Carry out the jobs of a service on this machine, until stopped."""
     from pydantic import ValidationError
 
-    from batchwright.client.agent import Agent, allowed
+    from batchwright.client.agent import Agent, allowed, usual_name
     from batchwright.client.http import Service
-    from batchwright.client.identity import usual_name
     from batchwright.client.offering import Limits, offer
     from batchwright.records.service import AgentIntroduction
     from batchwright.records.text.problems import shorten

@@ -1,1 +1,1 @@
-"""What speaks to a service: reporters of runs, those who submit jobs, agents that do them."""
+"""Clients of a service: reporters of runs, submission of jobs, agents that carry jobs out."""

@@ -1,12 +1,15 @@
 """An agent: leases jobs of a service, one after the other, and carries them out on this machine.
 
-A service only says which job; what may run here the agent's own rules say (`records.agent_rules`).
+The service chooses the job; the agent's own rules decide what may run here (`records.agent_rules`).
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +21,6 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from batchwright.client.http import Backoff, Service, ServiceError
-from batchwright.client.identity import folder_id
 from batchwright.client.job_work import JobWork
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
@@ -34,25 +36,26 @@ from batchwright.records.service import (
     LeaseRequest,
 )
 from batchwright.records.text.problems import first_problem
-from batchwright.storage.files import make_folder
+from batchwright.storage.files import make_folder, write_whole
 from batchwright.storage.locks import take
 
-ASK_SECONDS = 2.0  # between two questions for a job
+ASK_SECONDS = 2.0  # between two requests for a job
 MAX_REASON = 2000  # characters
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_IDENTITY = "agent.json"  # in the agent's folder
 
 
 class Agent:
     """Asks for jobs until it is stopped.
 
     Args:
-        service: Whose jobs.
-        token: For runs to report with.
-        folder: Takes the jobs' folders; one agent at a time.
-        introduction: Its name, rules and machine; which folder and process, it adds itself.
-        limits: What jobs may take of this machine.
+        service: The service that hands out the jobs.
+        token: Token that runs report with.
+        folder: Folder of the jobs' folders; one agent at a time uses it.
+        introduction: Name, rules and machine of the agent; `folder` and `session` are filled in.
+        limits: What a job may take of this machine.
         follow_advice: Whether runs take new plans from the service.
-        tell: Takes a line for whoever watches.
+        tell: Called with each line for the person who watches.
     """
 
     def __init__(
@@ -74,12 +77,13 @@ class Agent:
         self._number = 0
 
     def work(self) -> None:
-        """Until a stop signal; the job in progress is given back then, with a checkpoint.
+        """Carry out jobs until a stop signal; the job in progress is then given back, with a
+        checkpoint.
 
         Raises:
-            FileError: The folder is another agent's, or cannot be written.
+            FileError: Another agent uses the folder, or the folder cannot be written.
             ServiceError: The service refuses this agent, as where another one has its name.
-            Interrupted: It was stopped.
+            Interrupted: A signal stopped the agent.
         """
         make_folder(self._folder / "jobs")
         with take(self._folder, "another --folder"), self._noting_signals():
@@ -108,40 +112,51 @@ class Agent:
         raise Interrupted(self._number, f"stopped by signal {self._number}")
 
     def _introduce(self) -> None:
-        given = self._introduction.model_copy(
-            update={"folder": folder_id(self._folder), "session": self._session}
+        own = {"folder": folder_id(self._folder), "session": self._session}
+        introduction = self._introduction.model_copy(update=own)
+        answer = self._service.put(
+            _address(introduction.name), introduction.model_dump_json().encode()
         )
-        answer = self._service.put(_place(given.name), given.model_dump_json().encode())
         info = understood(AgentInfo, answer, self._service.url)
         self._introduction = self._introduction.model_copy(update={"name": info.name})
         self._tell(f"{info.name} waits for jobs of {self._service.url}")
 
     def _lease(self) -> Lease | None:
-        """A job, if there is one that this agent can read; one that it cannot, it gives back."""
-        asked = LeaseRequest(session=self._session).model_dump_json().encode()
-        found = self._service.post(f"{_place(self._introduction.name)}/lease", asked)
-        if found is None:
+        """A lease of a job, if there is a job for this agent. One that it cannot read is given
+        back: another agent may have the package that the job names.
+        """
+        request = LeaseRequest(session=self._session).model_dump_json().encode()
+        values = self._service.post(f"{_address(self._introduction.name)}/lease", request)
+        if values is None:
             return None
         try:
-            return Lease.model_validate(found)
+            return Lease.model_validate(values)
         except ValidationError as error:
-            # Another agent may have what came with it, whatever of it cannot be read.
             problem = first_problem(error, "")
             reason = (
                 f"this agent cannot read it ({problem}): it may lack a package that the job names"
             )
             try:
-                told = JobProgress(key=found["key"], state="queued", reason=reason[:MAX_REASON])
-                job, name = found["job"]["id"], found["job"]["name"]
+                progress = JobProgress(
+                    key=values["key"], state="queued", reason=reason[:MAX_REASON]
+                )
+                job, name = values["job"]["id"], values["job"]["name"]
             except (TypeError, LookupError, ValidationError):
-                understood(Lease, found, self._service.url)
+                understood(Lease, values, self._service.url)
                 raise
-            self._service.post(f"/v1/jobs/{job}/progress", told.model_dump_json().encode())
-            self._tell(f"{name}: given back: {reason}")
+            try:
+                body = progress.model_dump_json().encode()
+                self._service.post(f"/v1/jobs/{job}/progress", body)
+            except ServiceError as refusal:
+                if refusal.status != 409:
+                    raise
+                self._tell(f"{name}: {refusal}")  # the lease is lost, which ends no agent
+            else:
+                self._tell(f"{name}: given back: {reason}")
             return None
 
     def _carry_out(self, lease: Lease) -> None:
-        """One job; whatever becomes of it, the agent goes on."""
+        """Carry out one job; however the job ends, the agent goes on."""
 
         def report(progress: JobProgress) -> JobOrders:
             body = progress.model_dump_json().encode()
@@ -149,14 +164,14 @@ class Agent:
             return understood(JobOrders, answer, self._service.url)
 
         name = lease.job.name
-        with LeaseHeartbeat(report, lease.key, lease.seconds, self._stopping) as pulse:
+        with LeaseHeartbeat(report, lease.key, lease.seconds, self._stopping) as heartbeat:
             work = JobWork(
                 self._folder / "jobs" / lease.job.id,
                 lease,
                 self._introduction.allow,
                 self._service,
                 self._token,
-                pulse,
+                heartbeat,
                 limits=self._limits,
                 follow_advice=self._follow_advice,
                 tell=self._tell,
@@ -164,10 +179,10 @@ class Agent:
             try:
                 self._tell(f"{name}: {work.do()}")
             except LeaseEnded:
-                if pulse.lost:
+                if heartbeat.lost:
                     self._tell(f"{name}: the lease was lost, so another agent goes on with it")
                 else:  # another agent need not wait for the lease to run out
-                    pulse.give_back(sent=work.sent)
+                    heartbeat.give_back(sent=work.sent)
                     self._tell(f"{name}: given back")
             except (ServiceError, OSError) as error:
                 self._tell(f"{name}: {error}")
@@ -179,7 +194,7 @@ class Agent:
         def note(number: int, frame: FrameType | None) -> None:
             del frame
             if self._stopping.is_set():
-                os._exit(128 + number)  # what it has started dies with it
+                os._exit(128 + number)  # the processes that it has started die with it
             self._number = number
             self._stopping.set()
 
@@ -191,15 +206,40 @@ class Agent:
                 signal.signal(number, handler)
 
 
-def _place(name: str) -> str:
+def _address(name: str) -> str:
     return f"/v1/agents/{quote(name, safe='')}"
 
 
-def allowed(rules: Sequence[str]) -> tuple[str, ...]:
-    """The rules of ``--allow``, if they are such.
+def folder_id(folder: Path) -> str:
+    """Identifier of an agent's folder, by which the service recognizes the agent. It stays with the
+    folder; a copy of the folder gets another one.
 
     Raises:
-        BatchwrightError: One is none.
+        FileError: The file of the identifier cannot be written.
+    """
+    path, inode = folder / _IDENTITY, folder.stat().st_ino
+    try:
+        values = json.loads(path.read_bytes())
+        if values["inode"] == inode:
+            return str(uuid.UUID(values["id"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # the folder is new, or the file is no such file
+    identifier = str(uuid.uuid4())
+    write_whole(path, json.dumps({"id": identifier, "inode": inode}).encode())
+    return identifier
+
+
+def usual_name(folder: Path) -> str:
+    """Name of an agent where nobody chose one: its machine's and its folder's."""
+    words = re.sub(r"[^\w.-]+", "-", f"{socket.gethostname()}-{folder.resolve().name}")
+    return words.strip("-")[:100] or "agent"
+
+
+def allowed(rules: Sequence[str]) -> tuple[str, ...]:
+    """The rules of ``--allow``, checked.
+
+    Raises:
+        BatchwrightError: A rule cannot be read.
     """
     try:
         rules_of(rules)

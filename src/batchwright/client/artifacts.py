@@ -3,8 +3,8 @@
     watcher   logs and checkpoints --> service, while the agent works on the job
     restore   the newest checkpoint <-- service, for an agent that takes the job over
 
-A checkpoint is kept whole or not at all; the records that belong to it go before it. Nothing here
-ends a job: a service that takes no files, or has no room for them, is told of in a line.
+A checkpoint is kept whole or not at all; the records that belong to it are sent before it. Nothing
+here ends a job: where the service takes no files, or has no room for them, a line says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Self, TextIO
 
 from batchwright.client.http import Backoff, Service, ServiceError
-from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
+from batchwright.client.lease_heartbeat import LeaseHeartbeat
 from batchwright.client.submitting import understood
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records import Plan
@@ -35,37 +35,38 @@ from batchwright.storage.files import make_folder, refusal
 from batchwright.storage.locks import take
 
 LOOK_SECONDS = 0.5  # between two looks at the files
-LOG_SECONDS = 5.0  # between two sendings of logs
-CHECKPOINT_SECONDS = 30.0  # between two sendings of checkpoints; as long as one took, if longer
-RETRY_SECONDS = 30.0  # after the service took something not
+LOG_SECONDS = 5.0  # between two uploads of logs
+CHECKPOINT_SECONDS = 30.0  # between two uploads of checkpoints; as long as one took, if longer
+RETRY_SECONDS = 30.0  # after an upload that failed
 LAST_SECONDS = 60.0  # for what is left when the agent is to stop
-TAIL_BYTES = 2**16  # of a log that is being written
-LOG_BYTES = 2**22  # of one that is whole
-_PIECE = 2**18
+TAIL_BYTES = 2**16  # sent of a log that is still being written
+LOG_BYTES = 2**22  # sent of a log at the end
+_PIECE = 2**18  # bytes that are read at a time
 _LAST_TRIES = 3
 _NO_ROOM, _DAMAGED = 507, 422
-_REMEMBERED = 50  # digests of checkpoints that this agent had
+_REMEMBERED = 50  # digests of checkpoints that this folder had
 
 _WITH_CHECKPOINT: tuple[ArtifactName, ...] = ("plan.json", "metrics.jsonl", "best.pt", "last.pt")
-"""What a run goes on from, in the order in which it is sent."""
+"""What a run resumes from, in the order of upload."""
 _AT_THE_END: tuple[ArtifactName, ...] = ("summary.json",)
 _LOGS: tuple[LogName, ...] = ("probe.log", "plan.log", "check.log", "train.log")
 
 
-_Mark = tuple[int, int, int]
+_Version = tuple[int, int, int]
+"""Inode, size and time of the last change of a file: another one after each change."""
 
 
-class _OutOfTime(BatchwrightError):  # noqa: N818 - what is left is not sent, which is no error
-    """The agent is to stop."""
+class _OutOfTime(BatchwrightError):  # noqa: N818 - the rest is not sent, which is no error
+    """The agent is to stop, so an upload is broken off."""
 
 
 class JobFiles:
-    """What a service keeps of a job, as who has the job reads and writes it.
+    """The artifacts of a job at a service.
 
     Args:
         service: The service.
-        job: The job.
-        key: Of the lease; empty for somebody who may read.
+        job: Identifier of the job.
+        key: Key of the lease; empty for a client whose token may read.
     """
 
     def __init__(self, service: Service, job: str, key: str = "") -> None:
@@ -73,18 +74,25 @@ class JobFiles:
         self._headers = {"Batchwright-Lease": key} if key else {}
 
     def listed(self) -> JobArtifacts:
-        """The artifacts that the job has."""
-        found = self._service.get(self._place, self._headers)
-        return understood(JobArtifacts, found, self._service.url)
+        """The artifacts that the service has of the job."""
+        values = self._service.get(self._place, self._headers)
+        return understood(JobArtifacts, values, self._service.url)
 
     def put(self, name: ArtifactName, pieces: Iterable[bytes], size: int, sha256: str) -> None:
-        """Bring a file of so many bytes."""
+        """Upload a file.
+
+        Args:
+            name: Name of the artifact.
+            pieces: Content of the file.
+            size: Bytes of the content.
+            sha256: Digest of the content, in hex.
+        """
         digest = base64.b64encode(bytes.fromhex(sha256)).decode()
-        told = {"Content-Length": str(size), "Repr-Digest": f"sha-256=:{digest}:"}
-        self._service.put_file(f"{self._place}/{name}", pieces, self._headers | told)
+        headers = {"Content-Length": str(size), "Repr-Digest": f"sha-256=:{digest}:"}
+        self._service.put_file(f"{self._place}/{name}", pieces, self._headers | headers)
 
     def print_log(self, info: ArtifactInfo, out: TextIO) -> None:
-        """Print a log; what could change how the terminal looks is made visible."""
+        """Print a log, its control characters made visible: they could change the terminal."""
         pieces = self._service.get_file(f"{self._place}/{info.name}", self._headers)
         for line in b"".join(pieces).decode("utf-8", "replace").splitlines():
             out.write(f"{printable(line)}\n")
@@ -93,7 +101,7 @@ class JobFiles:
         """Fetch an artifact to a new file.
 
         Raises:
-            FileError: There is one already.
+            FileError: The file exists already.
         """
         if path.exists():
             raise FileError(f"{path} exists: name another folder with --out")
@@ -101,24 +109,24 @@ class JobFiles:
         self.fetch(info, path)
 
     def fetch(self, info: ArtifactInfo, path: Path) -> None:
-        """Fetch a file, whole or not at all.
+        """Fetch an artifact, whole or not at all.
 
         Raises:
-            FileError: It cannot be written here.
-            ServiceError: It does not come, or is damaged.
+            FileError: The file cannot be written here.
+            ServiceError: The artifact does not arrive, or is damaged.
         """
-        aside, found, size = path.with_name(f".{path.name}.coming"), hashlib.sha256(), 0
+        aside, digest, size = path.with_name(f".{path.name}.coming"), hashlib.sha256(), 0
         try:
             with aside.open("wb") as file:
                 for piece in self._service.get_file(f"{self._place}/{info.name}", self._headers):
-                    found.update(piece)
+                    digest.update(piece)
                     size += len(piece)
                     if size > info.size:
                         break
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
-            if size != info.size or found.hexdigest() != info.sha256:
+            if size != info.size or digest.hexdigest() != info.sha256:
                 raise ServiceError(f"{self._service.url} has it damaged", status=_DAMAGED)
             aside.replace(path)
         except OSError as error:
@@ -129,14 +137,14 @@ class JobFiles:
 
 
 class RunFiles:
-    """Sends what an agent makes of a job while it works on it; a context manager.
+    """Uploads logs and checkpoints of a job while an agent works on it; a context manager.
 
     Args:
-        folder: Of the job.
-        lease: Of the job.
-        service: Where its files go.
-        pulse: Says when to stop.
-        tell: Takes a line for whoever watches.
+        folder: Folder of the job.
+        lease: Lease of the job.
+        service: The service that keeps the files.
+        heartbeat: Heartbeat of the lease, by which the work is ended.
+        tell: Called with each line for the person who watches.
     """
 
     def __init__(
@@ -144,21 +152,22 @@ class RunFiles:
         folder: Path,
         lease: Lease,
         service: Service,
-        pulse: LeaseHeartbeat,
+        heartbeat: LeaseHeartbeat,
         tell: Callable[[str], None],
     ) -> None:
         self._folder, self._run, self._lease = folder, folder / "run", lease
         self._files = JobFiles(service, lease.job.id, lease.key)
-        self._pulse, self._tell = pulse, tell
-        self._told: set[str] = set()  # what went wrong, or about which file
+        self._heartbeat, self._tell = heartbeat, tell
+        self._told: set[str] = set()  # errors that were told, by message or file
         self._restored = False
-        self._kept: bool | None = None  # whether the service keeps any; not known yet
-        self._there: dict[str, str] = {}  # digests of what the service has
-        self._seen: dict[str, tuple[object, ...]] = {}  # which file of each name was sent
+        self._kept: bool | None = None  # whether the service keeps artifacts; None: not known yet
+        self._there: dict[str, str] = {}  # digests of the service's artifacts, by name
+        self._sent: dict[str, tuple[object, ...]] = {}  # version that was sent, by name
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._logs_at = self._checkpoints_at = self._again_at = 0.0  # when they are due
-        self._end = float("inf")
+        # When logs, checkpoints and what failed are sent next, by `time.monotonic`.
+        self._logs_at = self._checkpoints_at = self._again_at = 0.0
+        self._end = float("inf")  # when uploads are broken off
         self._thread = threading.Thread(target=self._watch, name="artifacts", daemon=True)
 
     def __enter__(self) -> Self:
@@ -173,22 +182,22 @@ class RunFiles:
     @property
     def sent(self) -> bool:
         """Whether the service has the run's newest checkpoint, or there is none."""
-        mark = _mark(_path(self._run, "last.pt"))
-        return self._restored and mark in (None, self._seen.get("last.pt"))
+        version = _version(_path(self._run, "last.pt"))
+        return self._restored and version in (None, self._sent.get("last.pt"))
 
-    # --------------------------------------------------------------------------------- from there
+    # ----------------------------------------------------------------------------------- downloads
 
     def restore(self, plan: Plan) -> None:
-        """Have the run folder hold the run's newest checkpoint, should another agent have sent it.
+        """Bring the run's newest checkpoint into the run folder, should another agent have sent it.
 
-        Only then the run's own files are sent: they would take the place of newer ones.
+        The run's own files are uploaded only after that, as they would replace newer ones.
 
         Args:
-            plan: That the job is trained by.
+            plan: The plan by which the job is trained.
 
         Raises:
             LeaseEnded: The work is to end.
-            FileError: It cannot be written here.
+            FileError: The files cannot be written here.
         """
         if not (self._run / "summary.json").exists():
             self._fetch_newest(plan)
@@ -197,7 +206,7 @@ class RunFiles:
     def _fetch_newest(self, plan: Plan) -> None:
         listed = self._listed()
         last = listed.get("last.pt")
-        if last is None or last.sha256 in self._ours():
+        if last is None or last.sha256 in self._own_checkpoints():
             return
         fresh = self._folder / "fetched"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -212,32 +221,35 @@ class RunFiles:
                 self._tell(f"the checkpoint at the service is not gone on from: {problem}")
                 return
             if self._run.exists():
-                take(self._run, "another --folder").close()  # its commands may still be ending
+                take(self._run, "another --folder").close()  # its verbs may still be ending
                 shutil.rmtree(self._run)
             fresh.rename(self._run)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-        self._note_ours(last.sha256)
+        self._note_own_checkpoint(last.sha256)
         self._tell(f"{self._lease.job.name}: goes on from the checkpoint that the service has")
 
     def _listed(self) -> dict[str, ArtifactInfo]:
-        """What the service has, once it answers; nothing of one that keeps no files."""
+        """The service's artifacts of the job by name, once it answers; empty where it refuses."""
         backoff = Backoff(0.2, 10.0)
         while True:
             try:
-                found = self._files.listed()
+                return {str(info.name): info for info in self._look_up()}
             except ServiceError as error:
                 if not error.passing:
                     self._kept = False
                     return {}
-                self._wait(backoff.seconds(error))
-                continue
-            self._kept = found.kept
-            self._there = {one.name: one.sha256 for one in found.artifacts}
-            return {str(one.name): one for one in found.artifacts}
+                self._heartbeat.wait(backoff.seconds(error))
+
+    def _look_up(self) -> tuple[ArtifactInfo, ...]:
+        """The service's artifacts of the job; notes which files need not be sent."""
+        listed = self._files.listed()
+        self._kept = listed.kept
+        self._there = {info.name: info.sha256 for info in listed.artifacts}
+        return listed.artifacts
 
     def _fetched(self, info: ArtifactInfo, path: Path) -> bool:
-        """Fetch a file, however long the service is away; false if it has gone from there."""
+        """Fetch an artifact, however long the service is away; false where it refuses."""
         backoff = Backoff(0.2, 10.0)
         while True:
             try:
@@ -248,44 +260,38 @@ class RunFiles:
                     self._tell(f"{info.name} is not fetched: {error}")
                     return False
                 self._tell_once(error)
-                self._wait(backoff.seconds(error))
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self._pulse.ended:
-                raise LeaseEnded("the work on the job is to end")
-            time.sleep(0.05)
+                self._heartbeat.wait(backoff.seconds(error))
 
     @staticmethod
     def _unfit(plan: Plan, fresh: Path) -> str:
-        """Why what was fetched is not of this plan, which takes the place of the one fetched: that
-        is another agent's word. A run that took advice has another one, which nobody here vouches
-        for.
+        """Why fetched files are not of a plan, in a line; empty: they are.
+
+        The plan replaces the fetched one, which only another agent vouches for. The run of a plan
+        that was changed by advice is refused too: nothing here can check that plan.
         """
-        place = fresh / "plan.json"
+        path = fresh / "plan.json"
         try:
-            found = read_record(place, Plan) if place.exists() else plan
+            fetched = read_record(path, Plan) if path.exists() else plan
         except FileError as error:
             return str(error)
-        write_record(plan, place)
-        problem = difference(plan, found, without=("reasons",))
+        write_record(plan, path)
+        problem = difference(plan, fetched, without=("reasons",))
         return f"its run follows another plan, with {problem}" if problem else ""
 
-    # ------------------------------------------------------------------------------------ to there
+    # ------------------------------------------------------------------------------------- uploads
 
     def settle(self) -> None:
-        """Send what has changed since, and logs whole; a minute at most if the agent is to stop."""
-        if self._pulse.lost:
+        """Upload what has changed, and logs whole; in a minute at most if the agent is to stop."""
+        if self._heartbeat.lost:
             return
-        if self._pulse.ended:
+        if self._heartbeat.ended:
             self._end = time.monotonic() + LAST_SECONDS
         backoff = Backoff(0.5, 2.0)
         for left in range(_LAST_TRIES, 0, -1):
             with self._lock:
                 self._again_at = 0.0
                 self._send_safely(self._send_logs, LOG_BYTES)
-                if self._restored and not self._pulse.cancelled:
+                if self._restored and not self._heartbeat.cancelled:
                     self._send_safely(self._send_files, (*_WITH_CHECKPOINT, *_AT_THE_END))
                 if not self._again_at:
                     return
@@ -295,26 +301,24 @@ class RunFiles:
     def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
             with self._lock:
-                if self._pulse.ended or time.monotonic() < self._again_at:
+                if self._heartbeat.ended or time.monotonic() < self._again_at:
                     continue
                 if time.monotonic() >= self._logs_at:
                     self._send_safely(self._send_logs, TAIL_BYTES)
                     self._logs_at = time.monotonic() + LOG_SECONDS
-                path = _path(self._run, "last.pt")
-                new = _mark(path) not in (None, self._seen.get("last.pt"))
-                if new and self._restored and time.monotonic() >= self._checkpoints_at:
-                    began = time.monotonic()
+                began = time.monotonic()
+                if self._restored and not self.sent and began >= self._checkpoints_at:
                     self._send_safely(self._send_files, _WITH_CHECKPOINT)
                     now = time.monotonic()
                     self._checkpoints_at = now + max(CHECKPOINT_SECONDS, now - began)
 
     def _send_safely(self, send: Callable[..., None], *what: object) -> None:
-        """Whatever goes wrong is told once; training goes on."""
+        """Call ``send(*what)`` if the service keeps artifacts. An error is told once, and training
+        goes on.
+        """
         try:
             if self._kept is None:
-                found = self._files.listed()
-                self._kept = found.kept
-                self._there = {one.name: one.sha256 for one in found.artifacts}
+                self._look_up()
             if self._kept:
                 send(*what)
         except ServiceError as error:
@@ -322,7 +326,7 @@ class RunFiles:
                 self._kept = False
             elif error.status == _NO_ROOM:
                 self._tell_once(error, "logs")
-            elif error.status != 409:  # the lease's own heartbeat tells of a job that is another's
+            elif error.status != 409:  # another agent has the job, as the heartbeat learns too
                 self._later(error)
         except _OutOfTime:
             self._tell(f"{self._lease.job.name}: its newest files are not at the service")
@@ -336,84 +340,91 @@ class RunFiles:
         self._tell_once(error)
 
     def _tell_once(self, error: Exception, about: str = "") -> None:
-        """Tell an error, unless it, or another one about the same, was told before."""
+        """Tell an error, unless its message was told before, or one about the same file."""
         if (about or str(error)) not in self._told:
             self._told.add(about or str(error))
             self._tell(f"{self._lease.job.name}: {error}")
 
     def _send_logs(self, most: int) -> None:
+        """Upload the last ``most`` bytes of each log that has changed; those of the workers as one
+        artifact.
+        """
         for name in _LOGS:
             path = self._folder / "logs" / name
-            mark = (_mark(path), most)
-            if mark[0] is not None and self._seen.get(name) != mark:
+            version = (_version(path), most)
+            if version[0] is not None and self._sent.get(name) != version:
                 self._send_bytes(name, _end_of(path, most))
-                self._seen[name] = mark
+                self._sent[name] = version
         paths = sorted((self._run / "logs" / "train").glob("**/*.log"))
-        marks = (tuple(_mark(path) for path in paths), most)
-        if paths and self._seen.get("workers.log") != marks:
+        versions = (tuple(_version(path) for path in paths), most)
+        if paths and self._sent.get("workers.log") != versions:
             each = max(1024, most // len(paths))
             parts = [(path.relative_to(self._run), _end_of(path, each)) for path in paths]
             text = b"".join(b"==> %s\n%s\n" % (str(at).encode(), end) for at, end in parts if end)
             self._send_bytes("workers.log", text)
-            self._seen["workers.log"] = marks
+            self._sent["workers.log"] = versions
 
     def _send_bytes(self, name: ArtifactName, content: bytes) -> None:
         if content:
             self._send(name, BytesIO(content), len(content))
 
     def _send_files(self, names: Sequence[ArtifactName]) -> None:
-        """Send the run's files in this order; each is as old as those after it, or newer."""
-        with ExitStack() as held:
+        """Upload the run's files in this order. They are opened in the reverse order, so that each
+        is as new as those after it, or newer, whatever replaces them meanwhile.
+        """
+        with ExitStack() as stack:
             files: list[tuple[ArtifactName, BinaryIO]] = []
-            for name in reversed(names):  # what takes its place meanwhile is another file
+            for name in reversed(names):
                 with suppress(FileNotFoundError):
-                    files.append((name, held.enter_context(_path(self._run, name).open("rb"))))
+                    files.append((name, stack.enter_context(_path(self._run, name).open("rb"))))
             for name, file in reversed(files):
-                found = os.fstat(file.fileno())
-                if self._seen.get(name) == _mark_of(found):
+                status = os.fstat(file.fileno())
+                if self._sent.get(name) == _version_in(status):
                     continue
                 try:
-                    self._send(name, file, found.st_size)
+                    self._send(name, file, status.st_size)
                 except ServiceError as error:
                     if error.status != _NO_ROOM:
                         raise
                     self._tell_once(error, name)  # there may be room for the others
                 else:
-                    self._seen[name] = _mark_of(found)
+                    self._sent[name] = _version_in(status)
 
     def _send(self, name: ArtifactName, file: BinaryIO, size: int) -> None:
-        """Send so many bytes of a file, unless the service has them."""
-        found = hashlib.sha256()
+        """Upload the first ``size`` bytes of a file, unless the service has them."""
+        digest = hashlib.sha256()
         for piece in self._pieces(file, size):
-            found.update(piece)
-        digest = found.hexdigest()
+            digest.update(piece)
+        sha256 = digest.hexdigest()
         if name == "last.pt":
-            self._note_ours(digest)  # before: the answer may not arrive
-        if self._there.get(name) == digest:
+            self._note_own_checkpoint(sha256)  # before the upload: its answer may be lost
+        if self._there.get(name) == sha256:
             return
         file.seek(0)
-        self._files.put(name, self._pieces(file, size), size, digest)
-        self._there[name] = digest
+        self._files.put(name, self._pieces(file, size), size, sha256)
+        self._there[name] = sha256
 
     def _pieces(self, file: BinaryIO, size: int) -> Iterator[bytes]:
         while size > 0 and (piece := file.read(min(_PIECE, size))):
-            if self._pulse.lost or time.monotonic() > self._end:
+            if self._heartbeat.lost or time.monotonic() > self._end:
                 raise _OutOfTime("the agent is to stop")
             size -= len(piece)
             yield piece
 
-    # -------------------------------------------------------------------------------- whose it is
+    # ----------------------------------------------------------------------------- own checkpoints
 
-    def _ours(self) -> list[str]:
-        """Digests of checkpoints that this folder has had: what came after them is here too."""
+    def _own_checkpoints(self) -> list[str]:
+        """Digests of the checkpoints that this folder has had. Where the service's newest one is
+        among them, this folder has gone at least as far.
+        """
         try:
-            found = json.loads((self._folder / "checkpoints.json").read_bytes())
+            digests = json.loads((self._folder / "checkpoints.json").read_bytes())
         except (OSError, ValueError):
             return []
-        return [str(one) for one in found] if isinstance(found, list) else []
+        return [str(digest) for digest in digests] if isinstance(digests, list) else []
 
-    def _note_ours(self, digest: str) -> None:
-        others = [one for one in self._ours() if one != digest]
+    def _note_own_checkpoint(self, digest: str) -> None:
+        others = [other for other in self._own_checkpoints() if other != digest]
         text = json.dumps([*others, digest][-_REMEMBERED:])
         write_text(f"{text}\n", self._folder / "checkpoints.json")
 
@@ -422,20 +433,20 @@ def _path(run: Path, name: ArtifactName) -> Path:
     return run / "checkpoints" / name if name.endswith(".pt") else run / name
 
 
-def _mark(path: Path) -> _Mark | None:
-    """Changes whenever a file is replaced or grows; nothing of one that is not there."""
+def _version(path: Path) -> _Version | None:
+    """Version of a file; `None` where there is no such file."""
     try:
-        return _mark_of(path.stat())
+        return _version_in(path.stat())
     except OSError:
         return None
 
 
-def _mark_of(found: os.stat_result) -> _Mark:
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _version_in(status: os.stat_result) -> _Version:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _end_of(path: Path, most: int) -> bytes:
-    """A log, or its end from a whole line on."""
+    """A log, or its last ``most`` bytes from the begin of a line on."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - most))

@@ -1,7 +1,7 @@
-"""Requests to a service: with a token, and with one line for whatever may go wrong.
+"""Requests to a service: with a token, and with a one-line error for whatever may go wrong.
 
-A token comes from a file, the environment, or this machine's own service. Nothing here tries again
-by itself; `Backoff` says how long to wait for those who do.
+A token comes from a file, the environment, or this machine's own service. Nothing here repeats a
+request; callers that do wait between attempts as `Backoff` says.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ TOKEN = "BATCHWRIGHT_TOKEN"  # noqa: S105 - the name of a variable
 LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of a file
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
-FILE_SECONDS = 60.0  # without a byte of a file, or of the answer to one
+FILE_SECONDS = 60.0  # without a byte of a file, or of the answer to its upload
 _PIECE = 2**18  # bytes of a file that are in memory
-_MAX_TEXT = 300  # characters of what a server says that are passed on
+_MAX_TEXT = 300  # characters of a server's message that are passed on
 
 
 class ServiceError(BatchwrightError):
-    """A service could not be reached, or refused what was asked of it.
+    """A service could not be reached, or refused a request.
 
     Args:
         message: One line.
-        status: Of the answer; 0: there was none.
-        next_sequence: The record that the service wants next, if it said so.
-        retry_seconds: How long it asks us to wait, if it does.
+        status: HTTP status of the answer; 0: there was no answer.
+        next_sequence: Number of the record that the service wants next, if the answer names it.
+        retry_seconds: Seconds that the service asks us to wait, if it does.
         sent: Whether the request may have arrived.
     """
 
@@ -54,16 +54,17 @@ class ServiceError(BatchwrightError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may do better later."""
+        """Whether the same request may succeed later."""
         return self.status in (0, 408, 425, 429) or self.status >= 500
 
 
 class Backoff:
-    """Growing waits, with chance in them: not all clients come back at once.
+    """Waits that double from attempt to attempt, of random length, so that not all clients come
+    back at once.
 
     Args:
-        first: Seconds of the first wait, at most.
-        most: Seconds of any wait, at most.
+        first: Maximum of the first wait, in seconds.
+        most: Maximum of any wait, in seconds.
     """
 
     def __init__(self, first: float = 0.5, most: float = 30.0) -> None:
@@ -71,11 +72,13 @@ class Backoff:
         self._next = first
 
     def reset(self) -> None:
-        """All is well again."""
+        """Begin anew, after a request that succeeded."""
         self._next = self._first
 
     def seconds(self, error: ServiceError | None = None) -> float:
-        """How long to wait now; as long as the service asked for, if it did."""
+        """Seconds to wait now; at least as long as the service asked for with ``error``, within
+        twice the maximum.
+        """
         wait = self._next * (0.5 + 0.5 * random.random())
         self._next = min(2 * self._next, self._most)
         asked = error.retry_seconds if error is not None else None
@@ -84,11 +87,11 @@ class Backoff:
 
 class Service:
     """A service at an address; safe to use from several threads. Each request raises `ServiceError`
-    where there is no answer, or one that refuses.
+    where there is no answer, or the service refuses.
 
     Args:
-        url: Its address, as `checked_url` gives it.
-        token: Sent with every request; ``None``: none.
+        url: Address of the service, from `checked_url`.
+        token: Token that is sent with every request; ``None``: no token.
         answer_seconds: How long an answer may take.
     """
 
@@ -100,7 +103,7 @@ class Service:
         self.url = url
         local = is_loopback(url)
         trusted: ssl.SSLContext | bool = True
-        if local and url.startswith("http:"):  # to read all certificates takes 0.15 s, for nothing
+        if local and url.startswith("http:"):  # no TLS: reading all certificates would take 0.15 s
             trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
         headers = {"Accept": "application/json"}
         if token:
@@ -112,7 +115,7 @@ class Service:
             verify=trusted,
             trust_env=not local,  # a proxy cannot reach this machine's own services
         )
-        self._errors = httpx
+        self._httpx = httpx
 
     def __enter__(self) -> Self:
         return self
@@ -125,42 +128,44 @@ class Service:
         self._client.close()
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> Any:
-        """What is at ``path``, from JSON."""
-        return self._ask("GET", path, headers=headers)
+        """GET ``path``; returns the parsed JSON of the answer."""
+        return self._request("GET", path, headers=headers)
 
     def put(self, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
-        """Put JSON at ``path``; may be repeated. Returns the answer, from JSON."""
-        return self._ask("PUT", path, body)
+        """PUT JSON to ``path``, which may be repeated; returns the parsed JSON of the answer."""
+        return self._request("PUT", path, body)
 
     def post(self, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
-        """Post JSON to ``path``; returns the answer, from JSON."""
-        return self._ask("POST", path, body)
+        """POST JSON to ``path``; returns the parsed JSON of the answer."""
+        return self._request("POST", path, body)
 
     def put_file(self, path: str, pieces: Iterable[bytes], headers: dict[str, str]) -> Any:
-        """Put a file at ``path``, piece by piece; ``headers`` have its length. Returns the answer,
-        from JSON.
+        """PUT a file to ``path``, piece by piece; ``headers`` have the length of the file.
+
+        Returns:
+            The parsed JSON of the answer.
         """
         headers = {"Content-Type": "application/octet-stream", **headers}
-        with self._telling():
+        with self._errors_in_a_line():
             answer = self._client.request(
                 "PUT", path, content=pieces, headers=headers, timeout=FILE_SECONDS
             )
         return self._value_of(answer)
 
     def get_file(self, path: str, headers: dict[str, str] | None = None) -> Iterator[bytes]:
-        """The file at ``path``, piece by piece."""
-        asked = {"Accept": "application/octet-stream", "Accept-Encoding": "identity"}
-        asked |= headers or {}
+        """GET the file at ``path``, piece by piece."""
+        accepted = {"Accept": "application/octet-stream", "Accept-Encoding": "identity"}
+        headers = accepted | (headers or {})
         with (
-            self._telling(),
-            self._client.stream("GET", path, headers=asked, timeout=FILE_SECONDS) as answer,
+            self._errors_in_a_line(),
+            self._client.stream("GET", path, headers=headers, timeout=FILE_SECONDS) as answer,
         ):
             if not answer.is_success:
                 answer.read()
                 self._value_of(answer)
             yield from answer.iter_bytes(_PIECE)
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
@@ -171,42 +176,44 @@ class Service:
         if body is not None:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        with self._telling():
+        with self._errors_in_a_line():
             answer = self._client.request(method, path, content=content, headers=headers)
         return self._value_of(answer)
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """What goes wrong on the way is told as a `ServiceError`."""
+    def _errors_in_a_line(self) -> Iterator[None]:
+        """Inside, an error of the connection is raised as a `ServiceError`."""
         try:
             yield
-        except (self._errors.ConnectError, self._errors.ConnectTimeout) as error:
+        except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
             raise ServiceError(
                 f"cannot reach {self.url} ({_cause(error)}): is `batchwright serve` running there?",
                 sent=False,
             ) from None
-        except self._errors.TimeoutException:
+        except self._httpx.TimeoutException:
             raise ServiceError(f"{self.url} did not answer in time: try again later") from None
-        except (self._errors.HTTPError, self._errors.InvalidURL, OSError) as error:
+        except (self._httpx.HTTPError, self._httpx.InvalidURL, OSError) as error:
             raise ServiceError(f"lost {self.url} ({_cause(error)}): try again later") from None
 
     def _value_of(self, answer: Any) -> Any:
-        """What an answer says, from JSON; a refusal is raised."""
+        """The parsed JSON of an answer; `None` of an empty one.
+
+        Raises:
+            ServiceError: The service refuses, or the answer is not JSON.
+        """
         if answer.status_code == 204:
             return None
-        values, sound = None, True
+        values, is_json = None, True
         try:
             values = json.loads(answer.content) if answer.content else None
         except (ValueError, RecursionError):
-            sound = False
-        if answer.is_success and sound:
+            is_json = False
+        if answer.is_success and is_json:
             return values
-        raise self._refusal(answer.status_code, values, answer.headers.get("retry-after"))
-
-    def _refusal(self, status: int, values: Any, retry: str | None) -> ServiceError:
-        told = values if isinstance(values, dict) else {}
-        detail = " ".join(str(told.get("detail", "")).split())[:_MAX_TEXT]
-        following = told.get("next")
+        status, retry = answer.status_code, answer.headers.get("retry-after")
+        problem = values if isinstance(values, dict) else {}
+        detail = " ".join(str(problem.get("detail", "")).split())[:_MAX_TEXT]
+        following = problem.get("next")
         if status == 401:
             text = (
                 f"{self.url} does not know the token: set BATCHWRIGHT_TOKEN to one that "
@@ -219,7 +226,7 @@ class Service:
             status = status if status == 404 else 400
         else:
             text = f"{self.url} answered {status}: see its log"
-        return ServiceError(
+        raise ServiceError(
             text,
             status=status,
             next_sequence=following if isinstance(following, int) and following >= 0 else None,
@@ -228,7 +235,7 @@ class Service:
 
 
 def _cause(error: Exception) -> str:
-    """What the system says, in its own words."""
+    """The operating system's message behind an error, or that of TLS."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, ssl.SSLError):
@@ -243,13 +250,13 @@ def checked_url(url: str) -> str:
     """The address of a service, without a slash at its end.
 
     Raises:
-        BatchwrightError: It is none, or has a name and password in it.
+        BatchwrightError: The address is invalid, or has a name or password in it.
     """
     try:
         parts = urlsplit(url.strip())
         host = parts.hostname or ""
         whole = parts.scheme in ("http", "https") and host and parts.port != 0
-        host.encode("idna")  # a name that none can be is none here, too, and not when it is asked
+        host.encode("idna")  # refuse an impossible name here, not with the first request
         if host.count(".") == 3 and host.replace(".", "").isdecimal():
             ipaddress.IPv4Address(host)
     except ValueError:
@@ -267,7 +274,7 @@ def checked_url(url: str) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address is of this very machine, whatever the network."""
+    """Whether an address is one of this machine's loopback."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -279,17 +286,18 @@ def find_token(url: str, file: Path | None = None) -> str | None:
     """The token for a service; ``None`` if there is none.
 
     Args:
-        url: The service. One on this machine has left a token where its user finds it.
-        file: Holds the token; else the environment does.
+        url: Address of the service. A service on this machine has left a token in a file of its
+            user, which is used where the environment names no token.
+        file: File with the token; `None`: the environment has it.
 
     Raises:
-        FileError: The file cannot be read, or it or the environment holds no token.
+        FileError: The file cannot be read, or what it or the environment holds is not a token.
     """
     if file is not None:
         return _token_in(file)
-    given = os.environ.get(TOKEN, "").strip()
-    if given:
-        return _checked_token(given, TOKEN)
+    token = os.environ.get(TOKEN, "").strip()
+    if token:
+        return _checked_token(token, TOKEN)
     if not is_loopback(url):
         return None
     try:
@@ -315,7 +323,7 @@ def _token_in(file: Path) -> str:
 
 
 def _checked_token(token: str, place: str | Path) -> str:
-    """The token, if it can be one; its text is a secret, and in no message."""
+    """The token, if its text can be a token; the text is a secret, so no message holds it."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise FileError(f"{place} holds no token: `batchwright token create` prints one")
     return token

@@ -1,13 +1,14 @@
-"""What an agent does with a job that it has: probe, plan and train, by the ordinary commands.
+"""What an agent does with a job that it has leased: probe, plan and train, by the ordinary verbs.
 
-Each is a process of its own, so a job cannot take the agent down, and its folder keeps what is
-done: an agent that was killed goes on from there.
+Each verb is a process of its own, so a job cannot take the agent down, and the job's folder keeps
+what is done: an agent that was killed goes on from there.
 
     FOLDER/job.yaml, profile.json, plan.json    run/  the run folder    logs/VERB.log
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,11 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from batchwright.client.artifacts import RunFiles
-from batchwright.client.checkpoint_progress import CheckpointProgress
 from batchwright.client.http import TOKEN, Backoff, Service, ServiceError
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
-from batchwright.client.outbox import read_report, write_report
+from batchwright.client.outbox import METRICS, read_report, write_report
 from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.sending import Sender
 from batchwright.distributed import fork_server
@@ -38,19 +38,20 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.service import Lease
-from batchwright.storage.files import make_folder
+from batchwright.storage.files import end_of_lines, make_folder
 from batchwright.storage.locks import take
 
 VERBS = "batchwright.cli.verb_child"  # the command line, in a process that ends with this one
 POLL_SECONDS = 0.1
-LOOK_SECONDS = 5.0  # between two looks at what a job takes of the machine
-STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
+LOOK_SECONDS = 5.0  # between two checks of the agent's limits
+STOP_SECONDS = 8.0  # for a checkpoint after a job was cancelled; then the verb is killed
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
 _MAX_ERROR = 2000  # characters of an error
+_TAIL = 64 * 1024  # bytes of metrics.jsonl; a line of many workers has some ten thousand
 
 
 class VerbFailed(BatchwrightError):  # noqa: N818 - the job failed, and not the agent
-    """A command ended with an error, which is the message."""
+    """A verb ended with an error, which is the message."""
 
 
 class Unable(BatchwrightError):  # noqa: N818 - the job is given back, for another agent
@@ -61,15 +62,15 @@ class JobWork:
     """Carries out one job.
 
     Args:
-        folder: Of the job; it may hold what was done before.
-        lease: The job.
-        allow: Rules of what this agent carries out.
-        service: Where runs report to.
-        token: For that.
-        pulse: Through which all is told.
-        limits: What it may take of this machine.
+        folder: Folder of the job; it may hold what was done before.
+        lease: The lease, with the job.
+        allow: Rules which jobs this agent carries out.
+        service: The service, to which runs report too.
+        token: Token that the verbs report with.
+        heartbeat: Heartbeat of the lease, which sends all reports on the job.
+        limits: What the job may take of this machine.
         follow_advice: Whether runs take new plans from the service.
-        tell: Takes a line for whoever watches.
+        tell: Called with each line for the person who watches.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class JobWork:
         allow: Sequence[str],
         service: Service,
         token: str,
-        pulse: LeaseHeartbeat,
+        heartbeat: LeaseHeartbeat,
         *,
         limits: Limits = NO_LIMITS,
         follow_advice: bool = False,
@@ -87,12 +88,12 @@ class JobWork:
     ) -> None:
         self._folder, self._lease, self._allow = folder, lease, allow
         self._limits, self._began = limits, time.monotonic()
-        self._service, self._token, self._pulse = service, token, pulse
+        self._service, self._token, self._heartbeat = service, token, heartbeat
         self._follow_advice, self._tell = follow_advice, tell
         self._run = folder / "run"
-        self._files = RunFiles(folder, lease, service, pulse, tell)
+        self._files = RunFiles(folder, lease, service, heartbeat, tell)
         self._progress = CheckpointProgress(self._run)
-        self._passed = ""  # which limit
+        self._exceeded = ""  # the limit that the job has exceeded, in words
 
     @property
     def sent(self) -> bool:
@@ -100,32 +101,32 @@ class JobWork:
         return self._files.sent
 
     def do(self) -> str:
-        """Do what is left of the job, and tell how it ended.
+        """Do what is left of the job, and report its end to the service.
 
         Returns:
-            The same in words.
+            The end in words.
 
         Raises:
-            LeaseEnded: It is not this agent's any more; what is done is kept.
-            ServiceError: The service refuses what it is told.
+            LeaseEnded: The job is not this agent's any more; what is done stays in the folder.
+            ServiceError: The service refuses a report on the job.
         """
         try:
             with self._files:
                 return self._do()
         except LeaseEnded:
-            if self._pulse.cancelled and not self._pulse.lost:
-                self._pulse.say("cancelled")
+            if self._heartbeat.cancelled and not self._heartbeat.lost:
+                self._heartbeat.say("cancelled")
                 return "cancelled"
             raise
         except Unable as error:
             reason = " ".join(str(error).split())[:_MAX_ERROR]
-            self._pulse.say("queued", reason=reason)
+            self._heartbeat.say("queued", reason=reason)
             return f"given back: {reason}"
         except (BatchwrightError, OSError) as error:  # a full disk, for example
-            if self._pulse.lost:
+            if self._heartbeat.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
             problem = " ".join(str(error).split())[:_MAX_ERROR]
-            self._pulse.say("failed", error=problem)
+            self._heartbeat.say("failed", error=problem)
             return f"failed: {problem}"
 
     def _do(self) -> str:
@@ -136,27 +137,28 @@ class JobWork:
             if not (self._run / "plan.json").exists():
                 self._check_plan(plan)
         else:
-            plan = self._planned(job)
+            plan = self._make_plan(job)
             if not self._lease.job.auto:
-                return "planned"  # somebody has to approve it, and then the job is leased again
+                return "planned"  # somebody has to approve the plan, then the job is leased again
         problem = self._limits.refusal(plan)
         if problem:
             raise Unable(problem)
-        self._pulse.say("training")
+        self._heartbeat.say("training")
         self._train(plan)
         self._send_rest()
         self._files.settle()
-        self._pulse.say("done")
+        self._heartbeat.say("done")
         return "done"
 
     def _checked_job(self) -> Job:
         """The job, if this agent may carry it out.
 
-        A profile or plan that comes with it names data and code of its own, as another agent said.
+        A profile or plan that comes with the lease was sent by another agent and names data and
+        code of its own, so the rules are applied to its job too.
 
         Raises:
-            JobError: The rules do not allow it, or what comes with it is not of this job.
-            Unable: It cannot be read here: it names what a package adds that is not here.
+            JobError: The rules do not allow the job, or the profile is not of this job.
+            Unable: The job cannot be read here: a package that it names is not installed.
         """
         try:
             job = change_job(Job(), self._lease.job.job)
@@ -166,9 +168,9 @@ class JobWork:
             text = getattr(job, key)
             if not _is_installed(text):
                 raise Unable(f"{key}={text}: its package is not installed here")
-        given = (self._lease.profile, self._lease.plan)
-        for one in (job, *(document.job for document in given if document is not None)):
-            problem = not_allowed(self._allow, one)
+        documents = (self._lease.profile, self._lease.plan)
+        for asked in (job, *(document.job for document in documents if document is not None)):
+            problem = not_allowed(self._allow, asked)
             if problem:
                 raise JobError(problem)
         if self._lease.profile is not None:
@@ -178,11 +180,11 @@ class JobWork:
         return job
 
     def _check_plan(self, plan: Plan) -> None:
-        """Refuse to follow a plan of another agent that its profile does not lead to.
+        """Refuse a plan of another agent that its profile does not lead to.
 
         Raises:
-            JobError: It does not, or there is no profile.
-            VerbFailed: There is no plan for it.
+            JobError: The plan is another one, or came without a profile.
+            VerbFailed: No plan can be made from the profile.
         """
         profile, made = self._lease.profile, self._folder / "made"
         if profile is None:
@@ -196,46 +198,39 @@ class JobWork:
 
     # ------------------------------------------------------------------------------- probe and plan
 
-    def _planned(self, job: Job) -> Plan:
-        """A plan for the job, which the service has then."""
-        place = self._folder / "profile.json"
-        text, file = job_yaml(job), self._folder / "job.yaml"
-        if not file.exists() or file.read_text(encoding="utf-8") != text:
-            place.unlink(missing_ok=True)  # another job left it; there should be none
-            write_text(text, file)
+    def _make_plan(self, job: Job) -> Plan:
+        """Probe unless there is a profile, plan, and send the service both documents."""
+        profile_file, plan_file = self._folder / "profile.json", self._folder / "plan.json"
+        text, job_file = job_yaml(job), self._folder / "job.yaml"
+        if not job_file.exists() or job_file.read_text(encoding="utf-8") != text:
+            profile_file.unlink(missing_ok=True)  # another job left it; there should be none
+            write_text(text, job_file)
         if self._lease.profile is not None:
-            write_record(self._lease.profile, place)
-        elif not place.exists() or read_record(place, Profile).trials_open:
-            self._verb("probe", str(file), *code_words(job), "--out", str(place))
-            self._pulse.say(profile=read_record(place, Profile))
-        plan = self._plan_once(place)
+            write_record(self._lease.profile, profile_file)
+        elif not profile_file.exists() or read_record(profile_file, Profile).trials_open:
+            self._verb("probe", str(job_file), *code_words(job), "--out", str(profile_file))
+            self._heartbeat.say(profile=read_record(profile_file, Profile))
+        self._verb("plan", str(profile_file), "--out", str(plan_file))
+        plan = read_record(plan_file, Plan)
         if plan.server is not None and not plan.job.launcher.simulated:
-            plan = self._settled(plan, place)
-        profile = read_record(place, Profile)
-        self._pulse.say("planned", profile=profile, plan=plan)
+            # As `run` does: measure the two batch sizes side by side, and plan with that again.
+            better = self._folder / "better.json"
+            words = ["--profile", str(profile_file), "--points", "1", "--out", str(better)]
+            try:
+                self._verb("check", str(plan_file), *code_words(plan.job), *words)
+            except VerbFailed as error:
+                self._tell(f"the two batch sizes were not measured side by side: {error}")
+            else:
+                better.replace(profile_file)
+                self._verb("plan", str(profile_file), "--out", str(plan_file))
+                plan = read_record(plan_file, Plan)
+        self._heartbeat.say("planned", profile=read_record(profile_file, Profile), plan=plan)
         return plan
-
-    def _plan_once(self, profile: Path) -> Plan:
-        place = self._folder / "plan.json"
-        self._verb("plan", str(profile), "--out", str(place))
-        return read_record(place, Plan)
-
-    def _settled(self, plan: Plan, profile: Path) -> Plan:
-        """The plan, made again with its two batch sizes measured side by side, as `run` does."""
-        place, better = self._folder / "plan.json", self._folder / "better.json"
-        words = ["--profile", str(profile), "--points", "1", "--out", str(better)]
-        try:
-            self._verb("check", str(place), *code_words(plan.job), *words)
-        except VerbFailed as error:
-            self._tell(f"the two batch sizes were not measured side by side: {error}")
-            return plan
-        better.replace(profile)
-        return self._plan_once(profile)
 
     # ---------------------------------------------------------------------------------------- train
 
     def _train(self, plan: Plan) -> None:
-        """Train, or go on with it; nothing if it was done before."""
+        """Train, or go on with a training; nothing if the run has finished before."""
         self._files.restore(plan)
         if (self._run / "summary.json").exists():
             self._note_run()
@@ -246,32 +241,33 @@ class JobWork:
         if (self._run / "plan.json").exists():
             words = ["train", "--resume", *words]
         else:
-            if self._run.exists():  # an agent was killed before it was of any use
-                take(self._run, "another --folder").close()  # its commands may still be ending
+            if self._run.exists():  # an agent was killed before there was anything to resume
+                take(self._run, "another --folder").close()  # its verbs may still be ending
                 shutil.rmtree(self._run)
-            place = self._folder / "plan.json"
-            write_record(plan, place)
-            words = ["train", str(place), *words]
+            plan_file = self._folder / "plan.json"
+            write_record(plan, plan_file)
+            words = ["train", str(plan_file), *words]
         self._verb(*words, *code_words(plan.job))
 
     def _note_run(self) -> None:
-        """The next sign of life tells which run carries out the job."""
-        if self._pulse.run is not None:
+        """Have the next heartbeat say which run carries out the job."""
+        if self._heartbeat.run is not None:
             return
         try:
             report = read_report(self._run)
         except FileError:
             return
-        self._pulse.run = report.run if report is not None else None
+        self._heartbeat.run = report.run if report is not None else None
 
     def _note_progress(self) -> None:
-        """The next sign of life tells how far the newest checkpoint is."""
+        """Have the next heartbeat say how far the newest checkpoint is."""
         self._note_run()
         trained = self._progress.trained()
-        self._pulse.trained = self._pulse.trained if trained is None else trained
+        if trained is not None:
+            self._heartbeat.trained = trained
 
     def _send_rest(self) -> None:
-        """Until the service has the whole run; it may be away just now."""
+        """Send what the service lacks of the run, and its end; waits for a service that is away."""
         self._note_run()
         backoff = Backoff(0.5, 10.0)
         while (report := read_report(self._run)) is not None and not report.told:
@@ -279,77 +275,111 @@ class JobWork:
             try:
                 sender.introduce()
                 while sender.send_some():
-                    self._stop_if_ended()
-                sender.tell_taken()
+                    self._heartbeat.check()
+                sender.report_taken_advice()
                 sender.end("finished", None)
             except ServiceError as error:
                 if not error.passing:
                     raise BatchwrightError(f"the run is done and not reported: {error}") from None
-                end = time.monotonic() + backoff.seconds(error)
-                while time.monotonic() < end:
-                    self._stop_if_ended()
-                    time.sleep(POLL_SECONDS)
+                self._heartbeat.wait(backoff.seconds(error))
             finally:
                 write_report(self._run, sender.report)
         if report is not None:
-            self._pulse.run = report.run
+            self._heartbeat.run = report.run
 
     # ----------------------------------------------------------------------------------- processes
 
     def _verb(self, *words: str) -> None:
-        """Run a command to its end; an error of it is `VerbFailed`."""
-        self._stop_if_ended()
-        self._tell(f"{words[0]}: {self._lease.job.name}")
-        log = self._folder / "logs" / f"{words[0]}.log"
-        with log.open("wb") as file:
-            process = fork_server.start(VERBS, words, environment=self._environment(), log=file)
-            try:
-                self._attend(process, noting=words[0] == "train")
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        code = process.wait()
-        if code:
-            self._stop_if_ended()
-            if self._passed:
-                raise Unable(self._passed)
-            raise VerbFailed(error_of(log, code, words[0]))
-
-    def _attend(self, process: fork_server.Process, *, noting: bool) -> None:
-        """Until it has ended; it is asked to, and then made to, when the work is to end."""
-        kill_at: float | None = None
-        look_at = 0.0
-        while process.poll() is None:
-            if noting:
-                self._note_progress()
-            if time.monotonic() > look_at and not self._passed:
-                self._passed = self._limits.passed(self._folder, self._began)
-                look_at = time.monotonic() + LOOK_SECONDS
-            if (self._pulse.ended or self._passed) and kill_at is None:
-                process.send_signal(signal.SIGTERM)
-                cancelled = self._pulse.cancelled or self._pulse.lost
-                kill_at = time.monotonic() + (STOP_SECONDS if cancelled else LAST_SECONDS)
-            if kill_at is not None and time.monotonic() > kill_at:
-                process.kill()
-            time.sleep(POLL_SECONDS)
-        if noting:
-            self._note_progress()
-
-    def _environment(self) -> dict[str, str]:
+        """Run a verb to its end; raises `VerbFailed` or, after a limit was exceeded, `Unable`."""
+        self._heartbeat.check()
         job = self._lease.job
+        self._tell(f"{words[0]}: {job.name}")
+        inherited = {key: value for key, value in os.environ.items() if key != REPORT_TO}
         own = {
             VERB_PARENT: str(os.getpid()),
             TOKEN: self._token,
             RUN_NAME: job.name,
             RUN_JOB: job.id,
         }
-        given = {key: value for key, value in os.environ.items() if key != REPORT_TO}
-        return given | self._limits.environment(given) | own
+        environment = inherited | self._limits.environment(inherited) | own
+        log = self._folder / "logs" / f"{words[0]}.log"
+        with log.open("wb") as file:
+            process = fork_server.start(VERBS, words, environment=environment, log=file)
+            try:
+                self._attend(process, training=words[0] == "train")
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        code = process.wait()
+        if code:
+            self._heartbeat.check()
+            if self._exceeded:
+                raise Unable(self._exceeded)
+            raise VerbFailed(error_of(log, code, words[0]))
 
-    def _stop_if_ended(self) -> None:
-        if self._pulse.ended:
-            raise LeaseEnded("the work on the job is to end")
+    def _attend(self, process: fork_server.Process, *, training: bool) -> None:
+        """Wait for the end of a verb. Where the work is to end or the job has exceeded a limit, the
+        verb is asked to stop, and killed if that takes too long.
+        """
+        kill_at: float | None = None
+        look_at = 0.0
+        while process.poll() is None:
+            if training:
+                self._note_progress()
+            if time.monotonic() > look_at and not self._exceeded:
+                self._exceeded = self._limits.exceeded(self._folder, self._began)
+                look_at = time.monotonic() + LOOK_SECONDS
+            if (self._heartbeat.ended or self._exceeded) and kill_at is None:
+                process.send_signal(signal.SIGTERM)
+                cancelled = self._heartbeat.cancelled or self._heartbeat.lost
+                kill_at = time.monotonic() + (STOP_SECONDS if cancelled else LAST_SECONDS)
+            if kill_at is not None and time.monotonic() > kill_at:
+                process.kill()
+            time.sleep(POLL_SECONDS)
+        if training:
+            self._note_progress()
+
+
+class CheckpointProgress:
+    """How many epochs the newest checkpoint of a run folder holds.
+
+    Args:
+        run: The run folder; it may not be there yet.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._seen: int | None = None  # when the newest checkpoint was written, in ns
+
+    def trained(self) -> float | None:
+        """Epochs in a checkpoint that was not seen before, in fractions too.
+
+        Steps between the checkpoint and this call count as well, some at most.
+
+        Returns:
+            `None` where there is no newer checkpoint, or the newest lines do not name a step.
+        """
+        try:
+            written = (self._run / "checkpoints" / "last.pt").stat().st_mtime_ns
+            if written == self._seen:
+                return None
+            with (self._run / METRICS).open("rb") as file:
+                end = end_of_lines(file)
+                file.seek(max(0, end - _TAIL))
+                lines = file.read(end - file.tell()).splitlines()
+        except OSError:
+            return None
+        self._seen = written
+        for line in reversed(lines):
+            try:
+                values = json.loads(line)
+                if values["kind"] == "epoch":
+                    return float(values["record"]["epoch"] + 1)
+                return float(values["epoch"] + values["step"] / values["steps"])
+            except (ValueError, TypeError, LookupError, ZeroDivisionError):
+                continue  # a line of another kind, or cut off at its begin
+        return None
 
 
 def _is_installed(text: str) -> bool:
@@ -357,11 +387,13 @@ def _is_installed(text: str) -> bool:
     package = text.partition(":")[0].partition(".")[0]
     try:
         return find_spec(package) is not None
-    except (ImportError, ValueError):  # the command says what is wrong with it
+    except (ImportError, ValueError):  # the verb says what is wrong with it
         return True
 
 
 def code_words(job: Job) -> list[str]:
-    """Words that repeat which code the job runs, as verbs want it of what came in a file."""
+    """Words of the command line that name the code which the job runs; verbs want these repeated
+    where the job came in a file.
+    """
     named = {key: getattr(job, key) for key in ("data", "network", "loss")}
     return [f"{key}={value}" for key, value in named.items() if ":" in value]

@@ -1,14 +1,16 @@
-"""Keeps a lease: tells the service now and then that the agent is there, and hears its orders.
+"""The heartbeat of a lease: tells the service now and then that the agent is there, and receives
+its orders.
 
     agent  --JobProgress--> service
            <--JobOrders---
 
-Whatever an agent says of its job goes through here, so one that has lost the job says nothing more.
+Every report on a job is sent from here, so that an agent which has lost the job sends no more.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
@@ -18,17 +20,18 @@ from batchwright.errors import BatchwrightError
 from batchwright.records import Plan, Profile
 from batchwright.records.service import JobOrders, JobProgress
 
-BEAT_SECONDS = 2.0  # between two signs of life, at most: a cancelled job stops so soon
+BEAT_SECONDS = 2.0  # between two heartbeats, at most: a cancelled job stops after so long
+POLL_SECONDS = 0.05  # between two looks whether the work is to end
 
-_LOST = (401, 403, 404, 409)
-"""Answers after which no other will come: the token is not known any more or may not speak of the
-job, or the job or its lease is gone. Another agent may have the job, so this one stops."""
+LOST = (401, 403, 404, 409)
+"""Statuses after which the lease is lost: the token is unknown by now or may not report on the job,
+or the job or its lease is gone. Another agent may have the job, so this one stops."""
 
 Report = Callable[[JobProgress], JobOrders]
-"""Tells the service how a job stands; raises `ServiceError`."""
+"""Sends a report on a job to the service; raises `ServiceError`."""
 
 
-class LeaseEnded(BatchwrightError):  # noqa: N818 - the job is somebody else's now, which is no error
+class LeaseEnded(BatchwrightError):  # noqa: N818 - the job is another agent's now: no error
     """The agent is not to work on the job any more."""
 
 
@@ -36,17 +39,17 @@ class LeaseHeartbeat:
     """The heartbeat of one lease; a context manager.
 
     Args:
-        report: Tells the service.
-        key: Of the lease.
-        seconds: After which it would be lost.
+        report: Sends a report to the service.
+        key: Key of the lease.
+        seconds: Length of the lease: without a heartbeat for so long it would be lost.
         stopping: Set when the agent itself is to end.
 
     Attributes:
-        ended: Set when the work is to stop: cancelled, lost, or `stopping`.
-        cancelled: Whether the service asked for that.
-        lost: Whether the lease is another's, or the service will not hear of it from this agent.
-        run: The run that carries out the job, told with the next sign of life.
-        trained: Epochs that its newest checkpoint holds, told likewise.
+        ended: Whether the work is to stop: cancelled, lost, or `stopping` is set.
+        cancelled: Whether the service ordered the job to stop.
+        lost: Whether another agent has the lease, or the service refuses reports of this agent.
+        run: Identifier of the run that carries out the job; sent with the next heartbeat.
+        trained: Epochs in the run's newest checkpoint; sent with the next heartbeat.
     """
 
     def __init__(self, report: Report, key: str, seconds: float, stopping: threading.Event) -> None:
@@ -54,7 +57,7 @@ class LeaseHeartbeat:
         self._seconds = min(BEAT_SECONDS, seconds / 4)
         self._over = threading.Event()
         self._lock = threading.Lock()  # one message at a time, so that they arrive in order
-        self._told: tuple[str | None, float | None] = (None, None)
+        self._sent: tuple[str | None, float | None] = (None, None)  # newest run and trained
         self.run: str | None = None
         self.trained: float | None = None
         self.cancelled = self.lost = False
@@ -66,12 +69,32 @@ class LeaseHeartbeat:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(1.0)  # it may wait for an answer, and matters no more
+        self._thread.join(1.0)  # its request may still be open; the answer matters no more
 
     @property
     def ended(self) -> bool:
         """Whether the work is to stop."""
         return self.cancelled or self.lost or self._stopping.is_set()
+
+    def check(self) -> None:
+        """Return if the work may go on.
+
+        Raises:
+            LeaseEnded: The work is to stop.
+        """
+        if self.ended:
+            raise LeaseEnded("the work on the job is to end")
+
+    def wait(self, seconds: float) -> None:
+        """Wait, while the work may go on.
+
+        Raises:
+            LeaseEnded: The work is to stop.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.check()
+            time.sleep(POLL_SECONDS)
 
     def say(
         self,
@@ -82,18 +105,18 @@ class LeaseHeartbeat:
         error: str | None = None,
         reason: str | None = None,
     ) -> JobOrders:
-        """Tell how the job stands, until the service has taken it.
+        """Report the state of the job, again and again until the service has taken the report.
 
         Raises:
             LeaseEnded: The job is not this agent's any more, or the agent is to stop meanwhile.
-            ServiceError: The service refuses what is said.
+            ServiceError: The service refuses the report.
         """
-        told: dict[str, Any] = {"state": state, "profile": profile, "plan": plan, "error": error}
-        told["reason"] = reason
         backoff = Backoff(0.2, 5.0)
         while not self.lost:
             try:
-                return self._send(told)
+                return self._send(
+                    state=state, profile=profile, plan=plan, error=error, reason=reason
+                )
             except ServiceError as problem:
                 if not problem.passing and not self.lost:
                     raise
@@ -103,35 +126,36 @@ class LeaseHeartbeat:
         raise LeaseEnded("the lease of the job was lost")
 
     def give_back(self, *, sent: bool) -> None:
-        """Tell that another agent may have the job, if it can be told at once; else the lease runs
-        out by itself. ``sent`` is whether the service has the newest checkpoint.
+        """Give the job back for another agent, in one attempt; without it the lease runs out.
+
+        Args:
+            sent: Whether the service has the newest checkpoint.
         """
-        try:
-            self._send({"state": "queued", "sent": sent})
-        except ServiceError:
-            return
+        with suppress(ServiceError):
+            self._send(state="queued", sent=sent)
 
     def _beat(self) -> None:
-        """The first one at once: it tells that the lease has arrived."""
+        """Send heartbeats; the first one at once, as it shows that the lease has arrived."""
         while not self.lost:
             with suppress(ServiceError):  # the next one may get through
-                self._send({})
+                self._send()
             if self._over.wait(self._seconds):
                 return
 
-    def _send(self, told: dict[str, Any]) -> JobOrders:
+    def _send(self, **fields: Any) -> JobOrders:
+        """Send a `JobProgress` of ``fields``, with the run and its progress where they are new."""
         with self._lock:
-            now = self.run, self.trained
+            newest = self.run, self.trained
             run, trained = (
                 value if value != before else None
-                for value, before in zip(now, self._told, strict=True)
+                for value, before in zip(newest, self._sent, strict=True)
             )
             try:
-                progress = JobProgress(key=self._key, run=run, trained=trained, **told)
+                progress = JobProgress(key=self._key, run=run, trained=trained, **fields)
                 orders = self._report(progress)
             except ServiceError as problem:
-                self.lost = self.lost or problem.status in _LOST
+                self.lost = self.lost or problem.status in LOST
                 raise
-            self._told = now
+            self._sent = newest
             self.cancelled = self.cancelled or orders.stop
         return orders

@@ -1,4 +1,6 @@
-"""What this machine offers to jobs: GPUs, cores, memory; and the limits that its operator sets."""
+"""What this machine offers to jobs: GPUs, cores, memory; and the limits that the agent's user sets
+to what jobs take of it.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,25 @@ from batchwright.errors import BatchwrightError
 from batchwright.records import Plan
 from batchwright.records.agent_rules import GIB, Offer, label_problem
 
-_LOOK = """
+_LIST_GPUS = """
 import json, torch
 found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-print(json.dumps([[one.name, one.total_memory] for one in found]))
+print(json.dumps([[gpu.name, gpu.total_memory] for gpu in found]))
 """
-_LOOK_SECONDS = 120.0
+_LIST_SECONDS = 120.0
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Names the GPUs that a process sees; one that is not there ends the list."""
+"""Names the GPUs that a process sees; CUDA ignores those behind a name that does not exist."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What jobs may take of this machine; `None`: any amount.
+    """What a job may take of this machine; `None`: any amount.
 
     Attributes:
-        workers: Training processes.
-        hours: From when the agent gets a job until it is to be done with it.
-        disk: GiB of a job's folder.
+        workers: Maximum number of training processes.
+        hours: Maximum hours from when the agent gets a job until the job is done.
+        disk: Maximum size of the job's folder, in GiB.
     """
 
     workers: int | None = None
@@ -42,7 +44,7 @@ class Limits:
     disk: float | None = None
 
     def refusal(self, plan: Plan) -> str:
-        """Why a plan is not trained here, in a line; empty if it is."""
+        """Why a plan is not trained here, in a line; empty where nothing speaks against it."""
         if self.workers is not None and plan.workers > self.workers:
             return (
                 f"the plan is for {plan.workers} workers, and this agent takes a maximum of "
@@ -51,21 +53,26 @@ class Limits:
         return ""
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Variables by which training, where a job leaves the workers open, sees so many GPUs."""
+        """Variables by which the verbs see no more GPUs than `workers`, which bounds what a job
+        that leaves the workers open takes.
+
+        Args:
+            given: The environment so far.
+        """
         if self.workers is None:
             return {}
         named = given.get(VISIBLE)
         if named is not None and not named.strip():
-            return {}  # none is to be seen
+            return {}  # no GPU is visible as it is
         ids = named.split(",") if named else [str(number) for number in range(self.workers)]
         return {VISIBLE: ",".join(ids[: self.workers])}
 
-    def passed(self, folder: Path, began: float) -> str:
-        """Which limit a job has passed, in a line; empty: none.
+    def exceeded(self, folder: Path, began: float) -> str:
+        """Which limit a job has exceeded, in a line; empty: none.
 
         Args:
-            folder: Of the job.
-            began: When the agent got it, by `time.monotonic`.
+            folder: The job's folder.
+            began: When the agent got the job, by `time.monotonic`.
         """
         if self.hours is not None and time.monotonic() - began > 3600 * self.hours:
             return f"it took longer than {self.hours:g} h, this agent's maximum (--max-hours)"
@@ -78,7 +85,7 @@ NO_LIMITS = Limits()
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder; of those that go meanwhile, nothing."""
+    """Bytes on disk of all files in a folder; files that are removed meanwhile do not count."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -92,18 +99,22 @@ def size_of(folder: Path) -> int:
 def offer(labels: Sequence[str] = (), limits: Limits = NO_LIMITS) -> Offer:
     """What this machine offers.
 
+    Args:
+        labels: Words that jobs may ask for.
+        limits: What a job may take of the machine.
+
     Raises:
-        BatchwrightError: A label is none.
+        BatchwrightError: A label is invalid.
     """
     from pydantic import ValidationError
 
-    found = _gpus()
+    gpus = _gpus()
     try:
         return Offer(
             labels=tuple(labels),
-            gpus=len(found),
-            gpu=found[0][0][:120] if found else "",
-            gpu_memory=min((memory for _, memory in found), default=0),
+            gpus=len(gpus),
+            gpu=gpus[0][0][:120] if gpus else "",
+            gpu_memory=min((memory for _, memory in gpus), default=0),
             cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 0,
             memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             max_workers=limits.workers,
@@ -113,18 +124,18 @@ def offer(labels: Sequence[str] = (), limits: Limits = NO_LIMITS) -> Offer:
 
 
 def _gpus() -> list[tuple[str, int]]:
-    """Model and bytes of each GPU that PyTorch sees, asked in a process of its own; none without a
-    driver, or where PyTorch cannot tell.
+    """Model and memory in bytes of each GPU that PyTorch sees, by a process of its own, so that
+    this one needs no torch; empty without a driver, or where that process fails.
     """
     if not has_gpu_driver():
         return []
     try:
-        told = subprocess.run(
-            [sys.executable, "-c", _LOOK],
+        done = subprocess.run(
+            [sys.executable, "-c", _LIST_GPUS],
             capture_output=True,
-            timeout=_LOOK_SECONDS,
+            timeout=_LIST_SECONDS,
             check=True,
         )
-        return [(str(name), int(memory)) for name, memory in json.loads(told.stdout)]
+        return [(str(name), int(memory)) for name, memory in json.loads(done.stdout)]
     except (OSError, ValueError, TypeError, subprocess.SubprocessError):
         return []

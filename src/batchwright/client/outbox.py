@@ -1,7 +1,8 @@
-"""A run folder as a reporter sees it: numbered lines, and ``report.json`` about where they go.
+"""A run folder as a reporter sees it: numbered lines, and ``report.json``, which says where the run
+is reported and how much of it the service has.
 
-The number of a record is that of its line in ``metrics.jsonl``, from 0. The file is only ever
-appended to, so the folder is all the memory that a reporter needs.
+The number of a record is that of its line in ``metrics.jsonl``, from 0. The file is only appended
+to, so a reporter needs nothing but the folder to go on after a restart.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ REPORT = "report.json"
 FORMAT = "batchwright-report/1"
 METRICS = "metrics.jsonl"
 _MAX_NAME = 120  # characters
-_MAX_LINE = 4 * 2**20  # bytes of a line that are worth sending
-_PIECE = 2**20
+_MAX_LINE = 4 * 2**20  # bytes of a line; a longer one is not sent
+_PIECE = 2**20  # bytes that are read at a time
 
 
 @dataclass(frozen=True)
 class Report:
-    """Where a run reports to, and how far.
+    """Where a run is reported, and how much of it the service has.
 
     Attributes:
-        url: The service.
-        run: The run's identifier there.
-        name: For people.
-        job: Job of the service that it carries out.
-        follows_advice: Whether it takes a new plan at the end of an epoch.
-        next: First line that the service has not said it has.
+        url: Address of the service.
+        run: Identifier of the run at the service.
+        name: Name of the run, for people.
+        job: Identifier of the service's job that the run carries out.
+        follows_advice: Whether the run takes a new plan at the end of an epoch.
+        next: Number of the first line that the service has not confirmed.
         state: ``running``, ``finished``, ``stopped`` or ``failed``.
-        error: The line that the user saw, if it failed.
-        told: Whether the service knows of that end.
+        error: The error's line as the user saw it, if the run failed.
+        told: Whether the service knows how the run ended.
         advice_told: Number of the last advice that the service knows to be taken.
-        seal: `seal_of` the service and the token that it was reported with.
+        seal: `seal_of` the address and the token with which the run was reported.
     """
 
     url: str
@@ -62,25 +63,32 @@ class Report:
 
 
 def new_report(folder: Path, url: str, *, name: str = "", **more: Any) -> Report:
-    """A run that has not been reported yet; its name is that of the folder unless given."""
+    """The report of a run that was not reported before.
+
+    Args:
+        folder: The run folder.
+        url: Address of the service.
+        name: Name of the run; empty: the name of the folder.
+        **more: Further fields of `Report`.
+    """
     plain = "".join(c if c.isprintable() else " " for c in name or folder.resolve().name)
     return Report(url, str(uuid.uuid4()), plain.strip()[:_MAX_NAME] or "run", **more)
 
 
 def seal_of(url: str, token: str | None) -> str:
-    """Shows that a token was meant for a service; who does not know the token cannot make it.
+    """A digest of an address and a token, which nobody without the token can make.
 
-    A run folder may come from anybody. Without this, the address in it would get whatever token is
-    at hand.
+    It shows that the user of the token has reported to this address. A run folder may come from
+    anybody: without the seal, the address in it would be sent whatever token is at hand.
     """
     return hashlib.sha256(f"{url} {token or ''}".encode()).hexdigest()
 
 
 def read_report(folder: Path) -> Report | None:
-    """Where the run of a folder reports to; ``None`` if it never did.
+    """The report of a run folder; ``None`` if the run was never reported.
 
     Raises:
-        FileError: ``report.json`` cannot be read, or is something else.
+        FileError: ``report.json`` cannot be read, or is damaged.
     """
     path = folder / REPORT
     try:
@@ -96,19 +104,19 @@ def read_report(folder: Path) -> Report | None:
     try:
         report = Report(**{key: value for key, value in values.items() if key in known})
         uuid.UUID(report.run)
-        sound = isinstance(report.next, int) and checked_url(report.url) == report.url
+        valid = isinstance(report.next, int) and checked_url(report.url) == report.url
     except (BatchwrightError, TypeError, ValueError, AttributeError):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise FileError(f"{path} is damaged; remove it to report anew")
     return report
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """Write ``report.json``, whole or not at all; not synced, since the service knows better.
+    """Write ``report.json``, whole or not at all. It is not synced: the service knows what it has.
 
     Raises:
-        FileError: It cannot be written.
+        FileError: The file cannot be written.
     """
     path, aside = folder / REPORT, folder / f".{REPORT}.{os.getpid()}"
     text = json.dumps({"format": FORMAT, **asdict(report)}, indent=1) + "\n"
@@ -120,13 +128,13 @@ def write_report(folder: Path, report: Report) -> None:
 
 
 class Lines:
-    """The whole lines of a file that grows, by their number.
+    """A position in a file that grows line by line; a line without its end does not count yet.
 
     Args:
         path: The file; it may not be there yet.
 
     Attributes:
-        next: Number of the line that comes next.
+        next: Number of the line behind the position, from 0.
     """
 
     def __init__(self, path: Path) -> None:
@@ -136,38 +144,41 @@ class Lines:
         self._digest = hashlib.sha256()
 
     def digest(self, ahead: Sequence[bytes] = ()) -> str:
-        """SHA-256 over all lines before this place, and then lines `ahead`, in hex."""
-        found = self._digest.copy()
+        """SHA-256 over all lines before the position and then ``ahead``, in hex."""
+        digest = self._digest.copy()
         for line in ahead:
-            found.update(line + b"\n")
-        return found.hexdigest()
+            digest.update(line + b"\n")
+        return digest.hexdigest()
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something after the place where this stands."""
+        """Whether there is text behind the position, be it half a line."""
         try:
             return self._path.stat().st_size > self._offset
         except OSError:
             return False
 
     def go_to(self, number: int) -> bool:
-        """Stand before the line of this number; whether there are so many lines before it."""
+        """Go before the line of a number; returns whether there are so many lines."""
         if number < self.next:
             self.next = self._offset = 0
             self._digest = hashlib.sha256()
         while self.next < number:
-            found = self.ahead(number - self.next)
-            if not found:
+            lines = self.ahead(number - self.next)
+            if not lines:
                 return False
-            self.take(found)
+            self.take(lines)
         return True
 
     def ahead(self, most: int, most_bytes: int = _PIECE) -> list[bytes]:
-        """Whole lines from here on, without their ends: some, or none if there are none.
+        """Some of the whole lines behind the position, without their ends.
 
         Args:
-            most: How many, at most.
-            most_bytes: About how long together; a longer line comes alone.
+            most: Maximum number of lines.
+            most_bytes: Maximum length of all of them together; a longer first line comes as well.
+
+        Raises:
+            FileError: The file cannot be read.
         """
         try:
             with self._path.open("rb") as file:
@@ -185,23 +196,25 @@ class Lines:
         return read.split(b"\n")[:-1][:most]
 
     def take(self, lines: list[bytes]) -> None:
-        """Go on behind lines that were `ahead`."""
+        """Go behind lines that came from `ahead`."""
         self.next += len(lines)
         for line in lines:
             self._offset += len(line) + 1
             self._digest.update(line + b"\n")
 
     def count(self) -> int:
-        """How many whole lines there are in all."""
+        """Number of whole lines in the file."""
         other = Lines(self._path)
         other.next, other._offset = self.next, self._offset
-        while found := other.ahead(10**6):
-            other.take(found)
+        while lines := other.ahead(10**6):
+            other.take(lines)
         return other.next
 
 
-def sound(line: bytes) -> bool:
-    """Whether a line is a JSON object as others can read it, and no longer than is sensible."""
+def can_be_sent(line: bytes) -> bool:
+    """Whether a line can be sent: a JSON object, without NaN and infinity, of `_MAX_LINE` bytes at
+    most.
+    """
     if len(line) > _MAX_LINE:
         return False
     try:

@@ -1,10 +1,11 @@
-"""Reports a run while it goes: a process of its own, beside the training.
+"""The reporter: a process beside a training, which reports the run while it goes on.
 
     python -m batchwright.client.reporter RUN_FOLDER
 
-started by `client.reporter_process`. It reads what training writes into the run folder and sends
-it on, at a low priority; training never waits for it. Standard input brings the order to finish, or
-ends with the process that trains; what a person should know goes to standard output, a line each.
+`client.reporter_process` starts it. It reads what training writes into the run folder and sends it
+to the service, at a low priority; training never waits for it. The order to finish arrives on
+standard input, which ends with the process that trains; messages for a person are lines on
+standard output.
 """
 
 from __future__ import annotations
@@ -25,31 +26,32 @@ from batchwright.client.sending import Sender
 from batchwright.errors import BatchwrightError, one_line
 
 LOOK_SECONDS = 0.2  # between two looks at the run folder
-BATCH_SECONDS = 0.5  # a line waits so long for others, at most
-ALIVE_SECONDS = 10.0  # without a word; then a sign of life
-KEEP_SECONDS = 2.0  # between two notes of how far it is
+BATCH_SECONDS = 0.5  # for which a line waits for others, at most
+ALIVE_SECONDS = 10.0  # without a request, after which the service is told that the run goes on
+KEEP_SECONDS = 2.0  # between two writes of report.json
 LAST_SECONDS = 5.0  # to send what is left, once the training process is gone
 NICENESS = 10
 
 
 class Order(NamedTuple):
-    """To come to an end within so many seconds."""
+    """The order to finish within some seconds."""
 
-    outcome: str  # how the run ended; empty: nobody knows
-    error: str | None  # the line that the user saw, if it failed
+    outcome: str  # how the run ended; empty: not known
+    error: str | None  # the error's line as the user saw it, if the run failed
     seconds: float
 
 
 class Reporter:
-    """Sends until it is ordered to finish.
+    """Sends a run until it is ordered to finish.
 
     Args:
         folder: The run folder, with ``report.json``.
-        orders: Brings the order.
-        out: Takes lines for a person.
+        orders: Queue in which the order arrives.
+        out: Stream that takes lines for a person.
 
     Raises:
-        FileError: The folder holds no report.
+        FileError: ``report.json`` cannot be read.
+        BatchwrightError: There is no ``report.json``.
     """
 
     def __init__(self, folder: Path, orders: queue.Queue[Order], out: IO[str]) -> None:
@@ -65,10 +67,14 @@ class Reporter:
         self._backoff = Backoff()
         self._problem = self._seal = ""
         self._since: float | None = None  # when the oldest line that waits was seen
-        self._kept = 0.0
+        self._kept = 0.0  # when report.json was written last
 
     def run(self) -> bool:
-        """Until all is sent after the order to finish, or its time is up; returns which."""
+        """Send until the order to finish is carried out, or its time is up.
+
+        Returns:
+            Whether all was sent.
+        """
         end = float("inf")
         wait: float | None = 0.0
         while wait is not None:
@@ -84,7 +90,7 @@ class Reporter:
         return wait is None
 
     def _ordered(self, seconds: float) -> Order | None:
-        """The order, should it come within so many seconds."""
+        """Wait ``seconds``; returns the order to finish if it arrives meanwhile."""
         if self._order is not None:
             time.sleep(seconds)
             return None
@@ -93,18 +99,22 @@ class Reporter:
         return None
 
     def _turn_safely(self) -> float | None:
-        """One turn; whatever goes wrong is told once, and tried again later."""
+        """Take a turn; an error is told once. Returns the seconds until the next turn; ``None`` if
+        nothing is left to do.
+        """
         try:
             wait = self._turn()
-        except ServiceError as error:
-            if error.status in (401, 404):  # another token, or a run that it has forgotten
+        except (BatchwrightError, OSError, ValueError) as error:
+            refusal = error if isinstance(error, ServiceError) else None
+            if refusal is not None and refusal.status in (401, 404):
+                # Another token is needed, or the service has deleted the run: begin anew.
                 self._introduced = False
                 self._close()
-            self._tell_problem(error)
-            return self._backoff.seconds(error)
-        except (BatchwrightError, OSError, ValueError) as error:
-            self._tell_problem(error)
-            return self._backoff.seconds()
+            text = one_line(error)
+            if text != self._problem:
+                self._problem = text
+                self._tell(f"{text}; training goes on, and what is not sent is sent later")
+            return self._backoff.seconds(refusal)
         self._backoff.reset()
         if self._problem:
             self._problem = ""
@@ -112,8 +122,8 @@ class Reporter:
         return wait
 
     def _turn(self) -> float | None:
-        """Do what is due; returns how long to wait then, or ``None`` if nothing is left to do."""
-        sender = self._opened()
+        """Introduce the run, send lines and advice, and its end, as each is due."""
+        sender = self._open()
         if not self._introduced:
             sender.introduce()
             sender.report = sender.report.to(seal=self._seal)
@@ -121,8 +131,8 @@ class Reporter:
         now = time.monotonic()
         if sender.waiting and self._since is None:
             self._since = now
-        ripe = self._since is not None and now - self._since >= BATCH_SECONDS
-        if ripe or (self._order is not None and sender.waiting):
+        due = self._since is not None and now - self._since >= BATCH_SECONDS
+        if due or (self._order is not None and sender.waiting):
             more = sender.send_some()
             self._keep_sometimes()
             if more:
@@ -133,14 +143,15 @@ class Reporter:
             if self._order.outcome:
                 sender.end(self._order.outcome, self._order.error)
             return None
-        if now - sender.heard >= ALIVE_SECONDS:
+        if now - sender.last_contact >= ALIVE_SECONDS:
             sender.alive()
         self._keep_sometimes()
         return LOOK_SECONDS
 
     # ------------------------------------------------------------------------------------ in here
 
-    def _opened(self) -> Sender:
+    def _open(self) -> Sender:
+        """The sender, with a token that is looked up when it is opened."""
         if self._sender is None:
             url, token = self._report.url, find_token(self._report.url)
             self._seal, self._service = seal_of(url, token), Service(url, token)
@@ -148,7 +159,7 @@ class Reporter:
         return self._sender
 
     def _close(self) -> None:
-        """The next turn begins with a token that is looked for anew."""
+        """Close the connection: the next turn looks up the token anew."""
         if self._sender is not None:
             self._report, self._sender = self._sender.report, None
         if self._service is not None:
@@ -160,7 +171,7 @@ class Reporter:
             self._keep()
 
     def _keep(self) -> None:
-        """Note how far it is; the service knows better, so a note that is lost is no loss."""
+        """Write report.json; the service knows what it has, so losing the file costs nothing."""
         if self._sender is not None:
             self._report = self._sender.report
         if self._order is not None and self._order.outcome:
@@ -170,19 +181,29 @@ class Reporter:
             write_report(self._folder, self._report)
         self._kept = time.monotonic()
 
-    def _tell_problem(self, error: Exception) -> None:
-        text = one_line(error)
-        if text != self._problem:
-            self._problem = text
-            self._tell(f"{text}; training goes on, and what is not sent is sent later")
-
     def _tell(self, text: str) -> None:
         with suppress(OSError, ValueError):  # nobody reads it any more
             print(text, file=self._out, flush=True)
 
 
+def start_listening() -> queue.Queue[Order]:
+    """Lower this process's priority, and have a thread read the order to finish from standard
+    input.
+
+    Returns:
+        The queue in which the order arrives.
+    """
+    with suppress(OSError):
+        os.nice(NICENESS)
+    orders: queue.Queue[Order] = queue.Queue()
+    threading.Thread(target=listen, args=(orders, sys.stdin.buffer), daemon=True).start()
+    return orders
+
+
 def listen(orders: queue.Queue[Order], source: IO[bytes]) -> None:
-    """Hand on the order on standard input; its end without one means that training is gone."""
+    """Put the order that ``source`` brings into a queue. If ``source`` ends without an order, the
+    training process is gone.
+    """
     for line in source:
         with suppress(ValueError, KeyError, TypeError):
             values: dict[str, Any] = json.loads(line)
@@ -192,13 +213,8 @@ def listen(orders: queue.Queue[Order], source: IO[bytes]) -> None:
 
 
 def _main() -> None:
-    with suppress(OSError):
-        os.nice(NICENESS)
-    orders: queue.Queue[Order] = queue.Queue()
-    source = sys.stdin.buffer
-    threading.Thread(target=listen, args=(orders, source), daemon=True).start()
     try:
-        done = Reporter(Path(sys.argv[1]), orders, sys.stdout).run()
+        done = Reporter(Path(sys.argv[1]), start_listening(), sys.stdout).run()
     except BatchwrightError as error:
         print(one_line(error), flush=True)
         sys.exit(error.exit_code)

@@ -1,10 +1,10 @@
 """Starts a reporter beside a run, and ends it with the run; training never waits for it.
 
-    with reported(run_folder, "http://127.0.0.1:8400") as companion:
-        ...                       # train; companion.lines() is what the reporter has to say
+    with reported(run_folder, "http://127.0.0.1:8400", tell=print) as reporter:
+        ...                       # train; reporter.lines() are the reporter's messages
 
-At the end it gets a few seconds to send what is left. What it cannot send stays in the run folder,
-for `batchwright send` or the next time that the run is resumed.
+At the end the reporter gets a few seconds to send what is left. What it cannot send stays in the
+run folder, for `batchwright send` or the next time that the run is resumed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from batchwright.client.outbox import (
 from batchwright.distributed.worker_processes import Companion
 from batchwright.errors import BatchwrightError, Interrupted, NewPlan, one_line, said_by
 
-REPORT_TO = "BATCHWRIGHT_REPORT_TO"  # the service that runs report to, unless they say otherwise
-RUN_NAME = "BATCHWRIGHT_RUN_NAME"  # what an agent calls the run, and the job that it is of
-RUN_JOB = "BATCHWRIGHT_RUN_JOB"
+REPORT_TO = "BATCHWRIGHT_REPORT_TO"  # address of the service, for runs that name none
+RUN_NAME = "BATCHWRIGHT_RUN_NAME"  # name of the run, set by an agent
+RUN_JOB = "BATCHWRIGHT_RUN_JOB"  # identifier of the run's job, set by an agent
 LAST_SECONDS = 5.0  # for what is left at the end of the run
 _GRACE_SECONDS = 1.0  # beyond that, before the reporter is killed
 
 
 def destination(former: Path | None, wanted: str | None) -> str | None:
-    """The service that a run reports to; ``None`` if to none.
+    """Address of the service that a run reports to; ``None``: the run is not reported.
 
     Args:
-        former: The folder of a run that goes on.
-        wanted: As asked for; empty: none; ``None``: where it reported before, if it goes on, else
-            what the environment says.
+        former: Folder of the run, if it is resumed.
+        wanted: Address that the user names; empty: the run is not reported; ``None``: the address
+            to which a resumed run was reported before, else that of the environment.
 
     Raises:
-        BatchwrightError: It is no address, or there is no token for it.
+        BatchwrightError: The address is invalid, or there is no token for it.
     """
     set_to = os.environ.get(REPORT_TO)
     if set_to and wanted is None:
@@ -58,7 +58,7 @@ def destination(former: Path | None, wanted: str | None) -> str | None:
     if not wanted:
         return None
     url = checked_url(wanted)
-    if find_token(url) is None and not is_loopback(url):  # one here may leave it later
+    if find_token(url) is None and not is_loopback(url):  # a service here may leave one later
         raise BatchwrightError(
             f"there is no token to report to {url} with: set BATCHWRIGHT_TOKEN to one that "
             "`batchwright token create` made there"
@@ -67,7 +67,11 @@ def destination(former: Path | None, wanted: str | None) -> str | None:
 
 
 def _remembered(folder: Path, set_to: str | None) -> str | None:
-    """Where the run of a folder reported before, which was with this user's token."""
+    """Address to which the run of a folder was reported before; ``set_to`` if it was not reported.
+
+    Raises:
+        BatchwrightError: It was reported with another token than this user's.
+    """
     try:
         report = read_report(folder)
     except BatchwrightError:
@@ -84,17 +88,17 @@ def _remembered(folder: Path, set_to: str | None) -> str | None:
 
 
 class ReporterProcess:
-    """A reporter and the run that it belongs to.
+    """The reporter of a run, as a process. A failure to start it is told, and the run goes on.
 
     Args:
         folder: The run folder, with the plan in it.
-        url: The service.
+        url: Address of the service.
         follow_advice: Whether training takes a new plan at the end of an epoch.
     """
 
     def __init__(self, folder: Path, url: str, *, follow_advice: bool = False) -> None:
         self._folder = folder
-        self._own: deque[str] = deque()  # lines besides the reporter's
+        self._own: deque[str] = deque()  # messages of this object, beside the reporter's
         self._process: Companion | None = None
         try:
             report = read_report(folder)
@@ -117,7 +121,7 @@ class ReporterProcess:
         self._own.append(f"reporting to {url}/runs/{self.report.run}")
 
     def lines(self) -> Iterator[str]:
-        """What the reporter has said since this was called last."""
+        """Messages since this was called last, for a person."""
         while self._own:
             yield self._own.popleft()
         if self._process is not None:
@@ -128,7 +132,7 @@ class ReporterProcess:
 
         Args:
             outcome: ``finished``, ``stopped`` or ``failed``.
-            error: The line that the user sees, if it failed.
+            error: The error's line as the user sees it, if the run failed.
         """
         if self._process is None:
             return
@@ -144,7 +148,7 @@ class ReporterProcess:
         report = read_report(self._folder)
         if report is None or report.told:
             return
-        if report.state != outcome:  # the reporter had no time to note it, or was not there
+        if report.state != outcome:  # the reporter had no time to write it, or had ended
             report = report.to(state=outcome, error=error)
             write_report(self._folder, report)
         left = max(0, Lines(self._folder / METRICS).count() - report.next)
@@ -165,30 +169,36 @@ def reported(
     follow_advice: bool = False,
     tell: Callable[[str], None],
 ) -> Iterator[ReporterProcess | None]:
-    """Inside, the run is reported; after, the service knows how it ended, or will.
+    """Inside, the run is reported; at the end the reporter sends how the run ended.
 
-    Arguments are those of `ReporterProcess`; without a URL the run is not reported. ``tell`` takes
-    what is left to say after the end.
+    Args:
+        folder: The run folder, with the plan in it.
+        url: Address of the service; ``None``: the run is not reported.
+        follow_advice: Whether training takes a new plan at the end of an epoch.
+        tell: Called with each message that is left after the end.
     """
     if url is None:
         yield None
         return
-    companion = ReporterProcess(folder, url, follow_advice=follow_advice)
-    outcome: tuple[str, str | None] = "failed", None
+    reporter = ReporterProcess(folder, url, follow_advice=follow_advice)
+    ending: BaseException | None = None
     try:
-        yield companion
-        outcome = "finished", None
+        yield reporter
     except BaseException as error:
-        outcome = outcome_of(error)
+        ending = error
         raise
     finally:
-        companion.end(*outcome)
-        for line in companion.lines():
+        reporter.end(*outcome_of(ending))
+        for line in reporter.lines():
             tell(line)
 
 
 def outcome_of(error: BaseException | None) -> tuple[str, str | None]:
-    """How a run ended, and its line if it failed; by what ended it."""
+    """How a run ended: its outcome, and the error's line if it failed.
+
+    Args:
+        error: The exception that ended the run; `None`: none did.
+    """
     if error is None:
         return "finished", None
     if isinstance(error, Interrupted | NewPlan | KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Hands a job to a service, and follows what becomes of it."""
+"""Submits a job to a service, and follows its state."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def submit(
     """Queue a job; it is never queued twice.
 
     Args:
-        service: Where.
-        job: What to do; all of its keys are sent, so that defaults of this version hold.
-        name: For people.
-        auto: Train without waiting for the plan to be approved.
-        needs: Of the agent's machine, beside what the job's keys say.
-        keep_seconds: How long its training is kept for an agent that is silent or away; `None`: as
-            the service has it.
+        service: The service.
+        job: The job; all of its keys are sent, so that defaults of this version hold.
+        name: Name of the job, for people.
+        auto: Whether to train without waiting for the plan to be approved.
+        needs: What the agent's machine must offer, beside what the job's keys ask for.
+        keep_seconds: Seconds for which the training is kept for an agent that is silent or away;
+            `None`: as the service's settings say.
 
     Raises:
         ServiceError: The service cannot be reached, or refuses.
-        JobError: The name is none.
+        JobError: The name is empty, too long or not on one line.
     """
     try:
-        asked = JobSubmission(
+        submission = JobSubmission(
             name=name,
             job=job.model_dump(mode="json"),
             auto=auto,
@@ -57,20 +57,25 @@ def submit(
     backoff = Backoff(0.5, 2.0)
     for left in range(3, -1, -1):
         try:
-            info = service.post("/v1/jobs", asked.model_dump_json().encode())
-            return understood(JobInfo, info, service.url)
+            answer = service.post("/v1/jobs", submission.model_dump_json().encode())
+            return understood(JobInfo, answer, service.url)
         except ServiceError as error:
-            if error.sent or not left:  # what may have arrived is not sent again
+            if error.sent or not left:  # a submission that may have arrived is not repeated
                 raise
             time.sleep(backoff.seconds(error))
     raise AssertionError  # the last attempt returns or raises
 
 
 def needed(labels: Sequence[str], gpus: int, memory: float) -> Needs:
-    """What a job needs of a machine, as the command line says; ``memory`` in GiB.
+    """What the agent's machine must offer, from options of the command line.
+
+    Args:
+        labels: Labels of the agent.
+        gpus: Number of GPUs.
+        memory: Minimum memory in GiB: of each GPU if GPUs are needed, else main memory.
 
     Raises:
-        JobError: A label is none.
+        JobError: A label is invalid.
     """
     try:
         return Needs(labels=tuple(labels), gpus=gpus, memory=round(memory * GIB))
@@ -79,22 +84,25 @@ def needed(labels: Sequence[str], gpus: int, memory: float) -> Needs:
 
 
 def follow(service: Service, info: JobInfo, tell: Callable[[str], None]) -> JobInfo:
-    """Until a job has ended well; a service that is away for a while is waited for.
+    """Wait until a job is done, also while the service is away.
 
     Args:
-        service: That has the job.
+        service: The service that has the job.
         info: The job.
-        tell: Takes a line whenever it stands elsewhere.
+        tell: Called with a line whenever the job's state has changed.
+
+    Returns:
+        The job at its end.
 
     Raises:
-        WorkerError: It failed or was cancelled.
-        ServiceError: The service refuses to tell.
+        WorkerError: The job failed or was cancelled.
+        ServiceError: The service refuses to answer.
     """
-    backoff, told, problem = Backoff(ASK_SECONDS, 15.0), "", ""
+    backoff, former, problem = Backoff(ASK_SECONDS, 15.0), "", ""
     while True:
         words = state_words(info, service.url)
-        if words != told:
-            told = words
+        if words != former:
+            former = words
             tell(words)
         if info.state in ENDED:
             break
@@ -116,7 +124,7 @@ def follow(service: Service, info: JobInfo, tell: Callable[[str], None]) -> JobI
 
 
 def state_words(info: JobInfo, url: str) -> str:
-    """Where a job stands, in a line."""
+    """A job's name and state, in a line."""
     words: str = info.state
     if info.state == "planned" and not (info.auto or info.approved):
         words += f", waits to be approved at {url}/jobs/{info.id}"
@@ -135,7 +143,7 @@ def understood(model: type[Answer], values: object, url: str) -> Answer:
     """An answer of the service at ``url`` as a record.
 
     Raises:
-        ServiceError: It is none; the service is of another version.
+        ServiceError: The answer is not such a record: the service is of another version.
     """
     try:
         return model.model_validate(values)

@@ -1,4 +1,4 @@
-"""Fixed buckets that gradients are summed over the workers in, and squared norms of gradients."""
+"""Buckets in which gradients are summed over the workers, and squared norms of gradients."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Bucket:
 
     Args:
         number: Place among the buckets, in the order in which they are sent.
-        parameters: Whose gradients.
-        tail: Numbers behind them.
+        parameters: The parameters whose gradients it holds.
+        tail: Number of numbers that it holds behind the gradients.
         group: The workers.
-        per_tensor: Whether each gradient's norm is wanted, not only that of all together.
+        per_tensor: Whether to compute each gradient's norm, not only that of all together.
 
     Attributes:
-        flat: What is sent.
-        tail: Its end.
-        views: Its pieces, shaped like the parameters.
+        flat: The flat tensor that is sent.
+        tail: View of its end, behind the gradients.
+        views: Views of its gradients, shaped like the parameters.
         missing: Arrivals of gradients that the backward pass in progress still owes.
         held: For each parameter, whether the step in progress has put a gradient of it in.
-        norms: Of the gradients that were added last, each a scalar: one for each parameter, or one
+        norms: Norms of the gradients that were added last, scalars: one for each parameter, or one
             for all together.
     """
 
@@ -59,11 +59,11 @@ class Bucket:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing of the next step has been put in."""
+        """Begin a step: nothing of it has been put in."""
         self.held = [False] * len(self.parameters)
 
     def add(self) -> None:
-        """Add the parameters' gradients to what the step has put in before.
+        """Add the parameters' gradients to those that the step has put in before.
 
         They are summed in the order in which autograd accumulates, so to the same bits.
         """
@@ -97,7 +97,7 @@ class Bucket:
                 self.held[index] = True
 
     def send(self) -> None:
-        """Start summing over the workers."""
+        """Start the sum over the workers."""
         self._work = dist.all_reduce(self.flat, group=self._group.handle, async_op=True)
 
     def wait(self) -> None:
@@ -107,7 +107,7 @@ class Bucket:
         self._work = None
 
     def sum_norms(self) -> Sequence[Tensor]:
-        """As `norms`, of what is in the bucket."""
+        """Norms, as `norms`, of the gradients in the bucket."""
         if self._per_tensor or not self.views:
             return norms_of(self.views)
         accurate = max(torch.float32, self.flat.dtype, key=lambda dtype: dtype.itemsize)
@@ -124,7 +124,7 @@ def sqr_norms(parameters: Sequence[nn.Parameter], *, per_tensor: bool = True) ->
 
     Args:
         parameters: At least one.
-        per_tensor: Else their sum: (1,).
+        per_tensor: Whether to return one for each parameter; else their sum: (1,).
 
     Raises:
         TrainingError: A gradient is sparse.
@@ -148,7 +148,7 @@ def _zeros(count: int, device: torch.device) -> Tensor:
 
 
 def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The norm of each, a scalar."""
+    """Norm of each tensor, a scalar."""
     if not tensors:
         return ()
     kinds = {tensor.dtype for tensor in tensors}

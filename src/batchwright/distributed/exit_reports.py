@@ -1,4 +1,4 @@
-"""What workers leave in the launcher's folder about how they ended."""
+"""Reports that workers leave in the launcher's folder about how they ended."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SERVER_RANK = -1  # in place of a worker's rank, for the parameter server
 
 
 def leave_report(message: str, exit_code: int, *, secondary: bool) -> None:
-    """Leave this worker's last error for the launcher; without a launcher nothing.
+    """Write this worker's last error for the launcher; without a launcher do nothing.
 
     Args:
         message: One line.
-        exit_code: With which the worker is about to end.
+        exit_code: Exit code with which the worker is about to end.
         secondary: Whether it ends because another worker was lost or stopped.
     """
     folder = os.environ.get(ERRORS_FOLDER)
@@ -44,7 +44,7 @@ def leave_report(message: str, exit_code: int, *, secondary: bool) -> None:
 
 
 def reports_in(folder: Path) -> list[dict[str, Any]]:
-    """What `leave_report` left, oldest first, but errors of a worker's own before all others."""
+    """Reports of `leave_report`, oldest first, but workers' own errors before secondary ones."""
     reports: list[dict[str, Any]] = [
         json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank*.json")
     ]
@@ -52,23 +52,23 @@ def reports_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def forget_reports(folder: Path) -> None:
-    """Take away what an earlier start has left."""
+    """Remove the reports of an earlier start."""
     for path in folder.glob("rank*.json"):
         path.unlink(missing_ok=True)
 
 
 def name_of(rank: int) -> str:
-    """Who it is, in words."""
+    """Name of a worker, or of the parameter server, in words."""
     return "the parameter server" if rank == SERVER_RANK else f"worker {rank}"
 
 
 def forget_report(folder: Path, rank: int) -> None:
-    """Take away what one worker has left, before it is started again."""
+    """Remove the report of one worker, before it is started again."""
     _report_path(str(folder), rank).unlink(missing_ok=True)
 
 
 def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
-    """(rank, name of the signal) of each worker that a signal ended, but for a request to stop.
+    """(rank, name of the signal) of each worker that a signal has killed, SIGTERM left out.
 
     ``codes`` are exit codes by rank, negative where a signal ended the worker.
     """
@@ -80,27 +80,27 @@ def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
 
 
 def killed_words(who: str, name: str) -> str:
-    """That a signal ended a process, in words; the kernel sends SIGKILL where memory runs out."""
+    """In words, that a signal killed a process; the kernel sends SIGKILL if memory runs out."""
     return f"{who} was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
 def error_of(log: Path, code: int, who: str) -> str:
-    """What ended a command: the line by which it says so, else the last one it wrote.
+    """Error of a command that has ended: its line ``error: ...``, else the last line of its log.
 
-    ``code`` is its exit code, negative if a signal ended it, and ``who`` what to call it then.
+    ``code`` is its exit code, negative if a signal ended it; ``who`` names it in that case.
     """
     if code < 0:
         return f"{killed_words(who, signal.Signals(-code).name)}; its log is {log}"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     written = [line.strip() for line in lines if line.strip()]
-    told = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]
-    return (told or written or ["it ended without a word"])[-1]
+    errors = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]
+    return (errors or written or ["it ended without a word"])[-1]
 
 
 def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
-    """Raise what really went wrong: a killed worker first, then the first own error of a worker.
+    """Raise the cause of a failure: a killed worker first, then the first own error of a worker.
 
-    The folder has reports and logs; ``codes`` are exit codes by rank, negative: by that signal.
+    ``folder`` has reports and logs; ``codes`` are exit codes by rank, negative for signals.
     """
     for rank, name in killed(codes):
         raise WorkerError(f"{killed_words(name_of(rank), name)}; logs are in {folder}")
@@ -117,7 +117,7 @@ def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
 
 
 def last_line(folder: Path) -> str:
-    """What the processes whose logs are in a folder printed last."""
+    """Last line of the logs in a folder."""
     for path in [*sorted(folder.glob("**/stderr.log")), *folder.glob("*.log")]:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         written = [line.strip() for line in lines if line.strip()]

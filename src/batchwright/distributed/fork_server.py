@@ -47,23 +47,23 @@ _PR_SET_NAME = 15  # from <sys/prctl.h>
 
 
 class Process(Protocol):
-    """What a started process is asked; a `subprocess.Popen` answers, too."""
+    """A started process, as far as `subprocess.Popen` has the same methods."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process number."""
 
     def poll(self) -> int | None:
         """Exit code, negative if a signal ended it; ``None`` while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; returns the exit code."""
+        """Wait for its end; returns the exit code."""
 
     def send_signal(self, sig: int) -> None:
         """Send a signal, if it still runs."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
 
 
 def start(
@@ -77,15 +77,15 @@ def start(
     """Run ``python -m module arguments`` in a session of its own; it dies with this process.
 
     Args:
-        module: Its main calls `processes.worker_main`.
+        module: A module whose main calls `processes.worker_main`.
         arguments: Its command line.
-        environment: All its variables.
-        log: Takes what it prints.
-        files: Descriptors that it inherits, under the same numbers.
+        environment: All variables of the process.
+        log: Takes its standard output and error.
+        files: Descriptors that it inherits under the same numbers.
     """
     server: _ForkServer | None = getattr(_of_thread, "server", None)
     if server is not None:
-        with suppress(OSError):  # it is gone
+        with suppress(OSError):  # the fork server is gone
             return server.start(module, arguments, environment, [log.fileno(), *files])
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -100,12 +100,12 @@ def start(
 
 @contextmanager
 def imported_once(*more: str) -> Iterator[None]:
-    """Inside, workers that this thread starts come from a fork server, which imports at once.
+    """Inside, workers that this thread starts are forked from a server that imports only once.
 
     The kernel ends a process with the thread that has started it, so each thread has its own.
 
     Args:
-        more: Modules that it imports besides what workers want.
+        more: Modules that the server imports besides those of workers.
     """
     if getattr(_of_thread, "server", None) is not None or sys.platform != "linux":
         yield
@@ -137,7 +137,7 @@ class _ForkServer:
         environment: Mapping[str, str],
         files: list[int],
     ) -> Process:
-        """Have a worker forked; the first of ``files`` is its log.
+        """Have the server fork a worker; the first of ``files`` is its log.
 
         Raises:
             OSError: The server is gone.
@@ -148,17 +148,17 @@ class _ForkServer:
         return _Forked(number, self)
 
     def started(self, order: int) -> int | None:
-        """Process number of a worker; ``None`` while the server still imports."""
+        """Process number of the worker of an order; ``None`` while the server still imports."""
         self._listen()
         return self._started.get(order)
 
     def ended(self, order: int) -> int | None:
-        """Exit code of a worker; ``None`` while it runs. They do not outlive the server."""
+        """Exit code of the worker of an order; ``None`` while it runs. None outlives the server."""
         self._listen()
         return self._ended.get(order, -signal.SIGKILL if self._gone else None)
 
     def close(self) -> None:
-        """End it, and with it whatever it has started."""
+        """Kill the server, and with it all workers."""
         self._listen()
         self._gone = True
         self._line.close()
@@ -166,7 +166,7 @@ class _ForkServer:
         self._process.wait()
 
     def _listen(self) -> None:
-        """Take in what it has said; waits for nothing."""
+        """Read the server's messages, without waiting for any."""
         while not self._gone and select.select([self._line], [], [], 0)[0]:
             try:
                 message = self._line.recv(_MAX_BYTES)
@@ -175,11 +175,11 @@ class _ForkServer:
             if not message:
                 self._gone = True
                 return
-            told = json.loads(message)
-            if "pid" in told:
-                self._started[told["order"]] = told["pid"]
+            event = json.loads(message)
+            if "pid" in event:
+                self._started[event["order"]] = event["pid"]
             else:
-                self._ended[told["order"]] = told["code"]
+                self._ended[event["order"]] = event["code"]
 
 
 _of_thread = threading.local()
@@ -199,11 +199,11 @@ class _Forked:
     def __init__(self, order: int, server: _ForkServer) -> None:
         self._order, self._server = order, server
         self._code: int | None = None
-        self._signals: list[int] = []  # that came before it was started
+        self._signals: list[int] = []  # to be sent once it has started
 
     @property
     def pid(self) -> int:
-        """Its number; waits until it is started."""
+        """Process number; waits until the process is started."""
         while (pid := self._server.started(self._order)) is None:
             if self.poll() is not None:
                 raise ProcessLookupError("it was never started")
@@ -232,7 +232,7 @@ class _Forked:
         if self.poll() is not None:
             return
         if sig == signal.SIGKILL and self._server.started(self._order) is None:
-            self._server.close()  # it still imports, and might begin what nobody waits for any more
+            self._server.close()  # still importing: it must not start the worker afterwards
             return
         self._signals.append(sig)
         self.poll()
@@ -246,24 +246,24 @@ class _Forked:
 
 @dataclass
 class _Order:
-    """What a fork becomes: it runs a module as the main one."""
+    """Order for a fork, which runs a module as ``__main__``."""
 
-    number: int  # by which the other side knows it
+    number: int  # identifies it in messages
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    files: list[int]  # numbers under which it has what came with the order; the first is its log
+    files: list[int]  # descriptor numbers of the files sent with it; the first is the log
 
 
 def _serve(line: socket.socket) -> _Order | None:
-    """Fork as ordered until the other side is gone; returns an order in the process it is for."""
+    """Fork for each order until the other side is gone; returns the order in the fork alone."""
     parent = os.getpid()
     waking, woken = socket.socketpair()
     for end in (waking, woken):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the descriptor is written to
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    running: dict[int, int] = {}  # orders by process number
+    running: dict[int, int] = {}  # order numbers by process number
     while True:
         readable, _, _ = select.select([line, waking], [], [])
         if waking in readable:
@@ -279,7 +279,7 @@ def _serve(line: socket.socket) -> _Order | None:
         if not message:
             return None
         order = _Order(**json.loads(message))
-        with warnings.catch_warnings():  # of threads, of which there is none that computes
+        with warnings.catch_warnings():  # about threads, none of which computes
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if not pid:
@@ -298,19 +298,19 @@ def _serve(line: socket.socket) -> _Order | None:
 
 
 def _reap(line: socket.socket, running: dict[int, int]) -> None:
-    """Tell of workers that have ended."""
+    """Report workers that have ended."""
     for pid in sorted(running):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            told = {"order": running.pop(pid), "code": os.waitstatus_to_exitcode(status)}
+            event = {"order": running.pop(pid), "code": os.waitstatus_to_exitcode(status)}
             with suppress(OSError):
-                line.send(json.dumps(told).encode())
+                line.send(json.dumps(event).encode())
 
 
 def _become(order: _Order, files: list[int], parent: int) -> None:
-    """Make the fork what a process of its own would be."""
+    """Give a fork the session, files, environment and random seeds of a process of its own."""
     os.setsid()
-    # First out of the way of the numbers that they get.
+    # First move all of them above the numbers that they get, so that none is overwritten.
     above = max([2, *order.files, *files]) + 1
     moved = [_moved(descriptor, above) for descriptor in files]
     for descriptor, number in zip(moved[1:], order.files[1:], strict=True):
@@ -320,7 +320,7 @@ def _become(order: _Order, files: list[int], parent: int) -> None:
     for descriptor in moved:
         os.close(descriptor)
     os.environ.clear()
-    os.environ.update(order.environment)  # of a caller in which glibc is set up as it is here
+    os.environ.update(order.environment)  # glibc is set up alike in all of them
     os.environ[PARENT_PID] = str(parent)
     die_with_parent(PARENT_PID)
     name = f"worker {order.environment.get('RANK', '')}"

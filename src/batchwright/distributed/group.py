@@ -1,7 +1,7 @@
-"""The workers as this process sees them: rank, world size, and collectives that name what failed.
+"""The workers of a run: rank, world size, and collectives whose errors name the lost worker.
 
-Reads only what every launcher sets: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT. Without them the process is the only worker and no collective is ever called.
+It reads only variables that every launcher sets: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT. Without them the process is the only worker and calls no collective.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Group:
     Joins the group of the environment if nobody has, and then leaves it on `close`.
 
     Args:
-        device: Where this worker computes, and how tensors travel: see `transports`.
+        device: Device of this worker, which decides how tensors travel; see `transports`.
         timeout: Seconds after which a collective gives up.
         meeting: File, not there yet, through which the workers of one machine find each other;
             unset: MASTER_ADDR and MASTER_PORT.
@@ -59,7 +59,7 @@ class Group:
         places: Where each worker computes, in rank order: host name, device type and local rank,
             as in ``node1/cuda:0``. A worker that is started again may find itself under another
             rank, but not at another place.
-        handle: What `torch.distributed` calls take as ``group``; ``None`` is everybody.
+        handle: The ``group`` argument of `torch.distributed`; ``None`` stands for all workers.
 
     Raises:
         JobError: Two workers are on one GPU, which cannot exchange anything.
@@ -104,7 +104,7 @@ class Group:
 
     @property
     def here(self) -> Sequence[int]:
-        """Ranks of the workers in this process: this one."""
+        """Ranks of the workers in this process: this worker's."""
         return (self.rank,)
 
     def started_again(self, folder: Path) -> bool:
@@ -118,13 +118,13 @@ class Group:
         return noted.by_an_earlier_start(launches, processes)
 
     def note_start(self, folder: Path, *, again: bool) -> None:
-        """Note in a run folder who has opened it, for `started_again`; all workers together.
+        """Note in a run folder which launch has opened it, for `started_again`; all together.
 
-        Only the folder's writer may say so; a folder with the run of another launch stays as it is.
+        Worker 0 writes the note; a folder with the run of another launch stays as it is.
 
         Args:
             folder: The run folder.
-            again: What `started_again` has said.
+            again: What `started_again` returned.
         """
         launches, processes, noted = self._starts(folder)
         if self.rank or not launches or ((folder / "metrics.jsonl").exists() and not again):
@@ -132,7 +132,7 @@ class Group:
         note_opened(folder, noted.launches | launches, processes)
 
     def _starts(self, folder: Path) -> tuple[set[str], set[str], Opened]:
-        """Launches and processes of these workers, and those that are noted in a run folder."""
+        """Launches and processes of these workers, and those noted in a run folder."""
         starts = self.gather((launch_name(), process_name(), read_opened(folder)))
         noted = Opened(  # without a shared disk not all see the same
             frozenset().union(*(seen.launches for _, _, seen in starts)),
@@ -171,8 +171,8 @@ class Group:
             with naming_the_lost():
                 self._transport.connect(self.handle)
 
-    def share(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give everyone rank 0's values, in place."""
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give all workers the values of worker 0, in place."""
         if self.size > 1:
             with torch.no_grad(), naming_the_lost():
                 for tensor in tensors:
@@ -196,8 +196,8 @@ class Group:
         """Make this worker's sends and receives, and wait until they are over.
 
         Args:
-            messages: Calls `torch.distributed` with `handle`; the others make what fits.
-            first: Whether there may have been none yet between some two of them.
+            messages: Calls `torch.distributed` with `handle`; the others make matching calls.
+            first: Whether two of them may exchange their first message.
         """
         with naming_the_lost():
             if first:
@@ -207,10 +207,10 @@ class Group:
             self._transport.settle()
 
     def read(self, values: torch.Tensor, meanwhile: Callable[[], None] = nothing) -> torch.Tensor:
-        """A tensor on the CPU, once all that was sent before has arrived.
+        """Copy a tensor to the CPU, once all that was sent before has arrived.
 
-        Of all that a step does, this alone makes the host wait for the device, which has what
-        ``meanwhile`` gives it to do.
+        In a step this call alone makes the host wait for the device, which meanwhile works on what
+        ``meanwhile`` queues.
         """
         if self.size == 1:
             return fetched(values, meanwhile)
@@ -238,7 +238,7 @@ class Group:
         return values
 
     def hand_out(self, value: Any, source: int) -> Any:
-        """The value (picklable) of worker ``source``, on all of them; the others' is not read."""
+        """The value (picklable) of worker ``source``, on all workers; the others' is ignored."""
         if self.size == 1:
             return value
         values = [value if self.rank == source else None]
@@ -252,7 +252,7 @@ class Group:
             self.sum(torch.zeros(1, device=self.device))
 
     def give_up(self) -> None:
-        """After an error, before anything else: free the device of what may never end."""
+        """Abort exchanges that may never end; to be called first after an error."""
         if self.size > 1:
             self._transport.give_up()
 
@@ -267,13 +267,13 @@ class Group:
 
 
 def _refuse_one_gpu(gpus: Sequence[tuple[str, str]]) -> None:
-    """Refuse, on all workers together, two that are on one GPU: NCCL does, in words of its own.
+    """Refuse two workers on one GPU, on all workers together, with a clearer error than NCCL's.
 
     Args:
-        gpus: Host and identity of each worker's, in rank order.
+        gpus: Host and identity of each worker's GPU, in rank order.
 
     Raises:
-        JobError: There are such.
+        JobError: Two workers are on one GPU.
     """
     for rank, gpu in enumerate(gpus):
         if (other := gpus.index(gpu)) != rank:
@@ -322,17 +322,17 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
 
 
 def loss_behind(error: BaseException) -> LostWorkerError | None:
-    """The loss of another worker that an error follows from, if it came out of a collective.
+    """The error that names a lost worker, if another error came out of a collective for it.
 
-    The loop of a user may exchange something by itself, and then learns first that a worker is
+    A user's loop may exchange something by itself, and then be the first to notice that a worker is
     gone.
     """
     roll_call = RollCall.current
     if roll_call is None or not isinstance(error, RuntimeError):
         return None
     frames = traceback.extract_tb(error.__traceback__)
-    told = isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|ProcessGroup", str(error))
-    if not told and not any("torch/distributed" in frame.filename for frame in frames):
+    named = isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|ProcessGroup", str(error))
+    if not named and not any("torch/distributed" in frame.filename for frame in frames):
         return None
     lost = roll_call.inquire()
     if not lost:
@@ -353,8 +353,8 @@ def naming_the_lost() -> Iterator[None]:
     """Turn a collective's low-level error into one line that says which worker is gone.
 
     Raises:
-        LostWorkerError: The block raised `RuntimeError`, as collectives do, and not for something
-            else that this worker's own device has met.
+        LostWorkerError: The block raised `RuntimeError`, as collectives do, and not because of
+            this worker's own device.
     """
     roll_call = RollCall.current
     if roll_call is not None:

@@ -1,4 +1,4 @@
-"""Who still answers: each worker beats in the launcher's store; after a failure the others look.
+"""Heartbeats: each worker writes them to the launcher's store; after a failure the others look.
 
 A collective that fails says that a connection broke or that time ran out, never whose fault it is.
 The store is reached without collectives, so the survivors can find out there. A worker's beat comes
@@ -30,7 +30,7 @@ _ANSWER_SECONDS = 10.0  # a store that says nothing for so long is taken as gone
 
 @dataclass(frozen=True)
 class Presence:
-    """What the others must know of a worker to miss it."""
+    """What other workers must know about a worker to notice that it is gone."""
 
     place: str  # where it computes: host name, device type and local rank, as in ``node1/cpu:0``
     machine: str  # names the machine and its set of process numbers; empty where that is unknown
@@ -48,21 +48,21 @@ def machine_name() -> str:
 
 
 class RollCall:
-    """Beats for this worker until `close`, and names the workers that do not answer.
+    """Sends this worker's heartbeats until `close`, and names workers that send none.
 
     Args:
-        store: Where all workers leave word; someone outside the workers should hold it.
+        store: Store that all workers write to; a process other than the workers should hold it.
         rank: This worker.
         present: All workers, in rank order.
-        keeper: Address of a store that someone outside the workers holds; empty: worker 0 does,
+        keeper: Address of a store that another process holds; empty: worker 0 holds it,
             and must not leave before the others have looked.
-        patience: Seconds without a beat, after which `misses_one` misses a worker.
+        patience: Seconds without a heartbeat after which `misses_one` counts a worker as gone.
         apart: Whether to take a connection to the store of its own. Where a process group waits for
             a key of the store, as NCCL's does for worker 0, nobody else gets a word through the
             same one, and beats would stop.
 
     Attributes:
-        current: The one that this process beats for, if any; once it is closed, the one before it.
+        current: The roll call of this process, if any; once it is closed, the one before it.
         exchanging: Whether the worker is in an exchange now; for `naming_the_lost` to set.
     """
 
@@ -109,7 +109,7 @@ class RollCall:
         self._exchanged_at = time.monotonic()
 
     def close(self) -> None:
-        """Leave word that this worker has gone of its own accord, and beat no longer."""
+        """Note in the store that this worker has left on purpose, and send no more heartbeats."""
         atexit.unregister(self.close)
         if self._ending.is_set():
             return
@@ -123,26 +123,26 @@ class RollCall:
     def misses_one(self, *, failed: bool = True) -> bool:
         """Whether an exchange in progress is in vain: a worker is gone or silent, or has failed.
 
-        Nobody is asked anything; to be called every now and then, since silence takes two looks,
+        It sends nothing. To be called every now and then, since silence takes two looks,
         `patience` apart.
 
         Args:
-            failed: Whether one that has only said that it failed is missed, too.
+            failed: Whether a worker counts that has only noted that it failed.
         """
-        said = ("left", "failed") if failed else ("left",)
-        return _asked(lambda: self._misses_one(said), seconds=_ANSWER_SECONDS) is not False
+        words = ("left", "failed") if failed else ("left",)
+        return _asked(lambda: self._misses_one(words), seconds=_ANSWER_SECONDS) is not False
 
     def say_failed(self) -> None:
-        """Leave word that this worker has failed: it comes to no exchange any more."""
+        """Note in the store that this worker has failed and takes part in no more exchanges."""
         self._failed = True
         self._store.set(f"word/{self._rank}", "failed")
 
     def loss(self) -> str:
-        """Once `misses_one` has said so: who is missed, as the message of a `LostWorkerError`."""
+        """Message of a `LostWorkerError` that names the gone worker, after `misses_one`."""
         return "lost contact with another worker: " + (self.inquire() or "one fell silent")
 
     def all_ended(self) -> bool:
-        """Whether all others have ended on this machine, so that none has more to say."""
+        """Whether all other workers are processes of this machine that have ended."""
         return all(self._has_ended(r) for r in range(len(self._present)) if r != self._rank)
 
     def inquire(self) -> str:
@@ -178,12 +178,12 @@ class RollCall:
 
     # ------------------------------------------------------------------------------------- looking
 
-    def _misses_one(self, said: Sequence[str]) -> bool:
+    def _misses_one(self, words: Sequence[str]) -> bool:
         now = time.monotonic()
         for rank in range(len(self._present)):
             if rank == self._rank:
                 continue
-            if self._read(f"word/{rank}") in said or self._has_ended(rank):
+            if self._read(f"word/{rank}") in words or self._has_ended(rank):
                 return True
             beat = self._read(f"beat/{rank}")
             known, since = self._seen.get(rank, (None, now))
@@ -205,7 +205,7 @@ class RollCall:
         return sentence
 
     def _look(self, others: Sequence[int]) -> tuple[Sequence[int], str]:
-        """The lost, and the sentence about them."""
+        """The lost workers, and a sentence about them."""
         before = {rank: self._read(f"beat/{rank}") for rank in others}
         end = time.monotonic() + MISSED_BEATS * BEAT_SECONDS
         while True:
@@ -234,11 +234,11 @@ class RollCall:
         )
 
     def _read(self, key: str) -> str | None:
-        """A value, ``None`` where there is none: the store itself would wait for it."""
+        """A value of the store; ``None`` where there is none, for which `Store.get` would wait."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def _has_ended(self, rank: int) -> bool:
-        """Whether a worker of this machine is no running process any more."""
+        """Whether a worker is on this machine and its process has ended."""
         other, own = self._present[rank], self._present[self._rank]
         if not own.machine or other.machine != own.machine:
             return False
@@ -256,12 +256,12 @@ class RollCall:
 
 
 def presence(place: str) -> Presence:
-    """This process, as the others must know it."""
+    """The `Presence` of this process."""
     return Presence(place, machine_name(), os.getpid(), os.urandom(8).hex())
 
 
 def _silence(beat: str | None) -> str:
-    """How long ago a beat was, by the clocks of both hosts."""
+    """Time since a heartbeat, in words, by the clocks of both hosts."""
     if beat is None:
         return " from the start"
     return f" for {max(MISSED_BEATS * BEAT_SECONDS, time.time() - _decoded(beat)['time']):.0f} s"
@@ -273,7 +273,7 @@ def _decoded(beat: str | None) -> dict[str, Any]:
 
 
 def answered(ask: Callable[[], T], seconds: float) -> T:
-    """What a store answers within so many seconds.
+    """Call a store; give up after so many seconds.
 
     By itself PyTorch's gives up waiting for a key that nobody sets, and where the other end closes
     the connection. Of a host that is gone, or a process that stands still, it hears nothing.
@@ -281,12 +281,12 @@ def answered(ask: Callable[[], T], seconds: float) -> T:
     Raises:
         RuntimeError: There was no answer in time, or the store is gone.
     """
-    told: list[T] = []
+    answers: list[T] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
-            told.append(ask())
+            answers.append(ask())
         except Exception as error:  # noqa: BLE001 - raised below, where the caller is
             failed.append(error)
 
@@ -296,13 +296,13 @@ def answered(ask: Callable[[], T], seconds: float) -> T:
         thread.join(seconds / 2)
     if failed:
         raise failed[0]
-    if not told:
+    if not answers:
         raise RuntimeError(f"the store did not answer within {seconds:g} s")
-    return told[0]
+    return answers[0]
 
 
 def _asked(question: Callable[[], T], *, seconds: float) -> T | None:
-    """A question to the store, given up after some seconds or when the store is gone: ``None``."""
+    """As `answered`; ``None`` if the store is gone or does not answer in time."""
     try:
         return answered(question, seconds)
     except RuntimeError:

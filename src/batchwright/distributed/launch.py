@@ -1,6 +1,6 @@
-"""Worker processes on this machine that meet each other; all are started again where one died.
+"""Worker processes on this machine that join one group; if one dies, all are started again.
 
-Workers of several hosts are torchrun's.
+On several hosts, torchrun starts the workers.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def run_workers(
 ) -> None:
     """Run ``python -m module arguments`` in every worker until all have ended well.
 
-    After one was killed, or fell silent, all are started again; an error of a worker's own ends
-    them at once, as it would only come again.
+    After a worker was killed, or fell silent, all are started again; an error of its own ends
+    all at once, as it would only come again.
 
     Args:
         module: A module whose main calls `processes.worker_main`.
@@ -52,8 +52,8 @@ def run_workers(
         workers: Number of processes on this machine.
         threads: Compute threads of each.
         folder: Where logs and error reports go; it exists.
-        port: On this machine, where workers meet; 0: any free one.
-        lock: Of the folder that worker 0 writes, which holds it too.
+        port: Port of this machine at which workers meet; 0: any free one.
+        lock: Lock of the folder that worker 0 writes; worker 0 holds it as well.
         options: ``restarts``, ``poll`` and ``tell`` of `supervisor.Supervisor`.
 
     Raises:
@@ -73,15 +73,15 @@ def run_workers(
 
 
 class AllTogether(Supervisor):
-    """Workers of which none can go on without the others.
+    """Supervises workers of which none can go on without the others.
 
     Args:
-        children: As `Supervisor` has it.
-        folder: As `Supervisor` has it.
-        workers: How many there are.
-        port: Where they meet; 0: any free one.
-        lock: Of the folder that worker 0 writes.
-        options: Of `Supervisor`.
+        children: The workers, which are not started yet.
+        folder: Where their logs and error reports go; it exists.
+        workers: Number of workers.
+        port: Port at which they meet; 0: any free one.
+        lock: Lock of the folder that worker 0 writes.
+        options: Further arguments of `Supervisor`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class AllTogether(Supervisor):
         self._workers, self._port, self._lock = workers, port, lock
 
     def _start(self) -> None:
-        """Start all; worker 0 inherits the socket at which they meet: nobody else takes it."""
+        """Start all; worker 0 inherits the socket at which they meet, so no one else takes it."""
         lock = self._lock
         held, files = ({}, []) if lock is None else (lock.environment, [lock.descriptor])
         with _listener(self._port) as listener:
@@ -119,7 +119,7 @@ class AllTogether(Supervisor):
             return False
         own_error = any(not report["secondary"] for report in reports_in(self._folder))
         what = _what_happened(codes, self._folder)
-        if own_error or not self._again(f"{what}; all were started again"):  # it comes again
+        if own_error or not self._again(f"{what}; all were started again"):
             raise_failure(self._folder, codes)
         forget_reports(self._folder)
         self._start()
@@ -130,7 +130,7 @@ class AllTogether(Supervisor):
             self._end(GRACE_SECONDS)
 
     def _end(self, seconds: float) -> None:
-        """End those that are left, which may first write a checkpoint if a signal is why."""
+        """End the workers that are left; after a stop signal they may write a checkpoint first."""
         self.killed = ""
         self._children.send(signal.SIGTERM)
         self._children.wait(seconds, self._poll, unless=lambda: len(self.noted) > 1)

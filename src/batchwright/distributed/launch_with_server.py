@@ -1,4 +1,4 @@
-"""Worker processes that meet at a parameter server, each started again alone where it was killed.
+"""Worker processes that join a parameter server; one that is killed is started again alone.
 
 this process --> server (python -m batchwright.training.parameter_server.server_process)
 --> workers, which need no rendezvous with each other
@@ -76,15 +76,15 @@ def run_with_server(
 
 
 class WithServer(Supervisor):
-    """Workers that meet at a server, each of which can go on without the others.
+    """Supervises workers of a parameter server, each of which can go on without the others.
 
     Args:
-        children: As `Supervisor` has it.
-        folder: As `Supervisor` has it.
-        server: Not started.
-        workers: How many there are.
+        children: The workers, which are not started yet.
+        folder: Where their logs and error reports go; it exists.
+        server: The server, which is not started yet.
+        workers: Number of workers.
         resume: Whether the server goes on from a checkpoint.
-        options: Of `Supervisor`.
+        options: Further arguments of `Supervisor`.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class WithServer(Supervisor):
     ) -> None:
         super().__init__(children, folder, **options)
         self._server, self._resume = server, resume
-        self._left = list(range(workers))  # those that are not gone for good
+        self._left = list(range(workers))  # workers that are not gone for good
         self._gone: list[int] = []
         self._silent: set[int] = set()
 
     def _start(self) -> None:
         self._server.start(resume=self._resume)
-        for rank in self._gone:  # it would wait for them
+        for rank in self._gone:  # the server would wait for them
             self._server.give_up(rank)
         for rank in self._left:
             self._start_worker(rank)
@@ -143,9 +143,10 @@ class WithServer(Supervisor):
             if ended:
                 self._server.stop_listening()
             if ended and not self._children.running():
-                return None
+                return
             if len(self.noted) > 1 or time.monotonic() > end:
-                return self._note_killed(GRACE_SECONDS, lost=not ended)
+                self._note_killed(GRACE_SECONDS, lost=not ended)
+                return
             time.sleep(POLL_SECONDS)
 
     def _close(self) -> None:
@@ -155,7 +156,7 @@ class WithServer(Supervisor):
     # --------------------------------------------------------------------------------- what happens
 
     def _after_server(self, code: int) -> None:
-        """Start all again if the server was killed; whatever else ended it comes again."""
+        """Start all again if the server was killed; any other end of it would come again."""
         what = ""
         if code < 0:
             what = (
@@ -183,7 +184,7 @@ class WithServer(Supervisor):
             if not reports[0]["secondary"]:
                 self._end(rank, code)
             if self._server.wait(_SECOND_LOOK) is not None:
-                return  # that is why
+                return  # the worker's loss is that of the server
         what = self._what_happened(rank, code)
         if self._again(f"{what}; it was started again"):
             forget_report(self._folder, rank)
@@ -207,7 +208,7 @@ class WithServer(Supervisor):
         return f"{name_of(rank)}: {reports[0]['message'] if reports else f'exit code {code}'}"
 
     def _end(self, rank: int, code: int) -> None:
-        """The run is lost: end it, and raise why."""
+        """End the run, which is lost, and raise why."""
         self._children.send(signal.SIGTERM)
         self._server.terminate()
         self._children.wait(_LAST_SECONDS)

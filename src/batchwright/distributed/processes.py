@@ -1,6 +1,6 @@
-"""What every worker process does first and last: live no longer than its parent, report its error.
+"""First and last acts of every worker process: it dies with its parent, and reports its error.
 
-Imports nothing heavy, so that the promise to die with the parent is made before torch is loaded.
+Imports nothing heavy, so that a worker is bound to its parent before torch is loaded.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from batchwright.storage.locks import keep_handed
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA's, AMD's, and those of WSL
 
-PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
+PARENT_PID = "BATCHWRIGHT_PARENT"  # process number of the launcher, for its workers
 LAUNCH = "BATCHWRIGHT_LAUNCH"  # names the launch, the same after each of its restarts
 STORE_SOCKET = "BATCHWRIGHT_STORE_SOCKET"  # descriptor at which worker 0 holds the store
-VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # a sweep or a job's agent, for the verbs that it runs
-ENGINE_PARENT = "BATCHWRIGHT_ENGINE_PARENT"  # an engine's worker, for the command beside it
+VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # of a sweep or a job's agent, for verbs that it runs
+ENGINE_PARENT = "BATCHWRIGHT_ENGINE_PARENT"  # of an engine's worker, for the command beside it
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What asks a run for a checkpoint and an orderly end."""
+"""Signals that ask a run for a checkpoint and an orderly end."""
 SHORT_SPIN = "3000"  # turns that a waiting OpenMP thread spins before it sleeps
-_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # its agents set it for their workers
-_IMPORTED_BY = os.getpid(), os.getppid()  # process and parent, for whoever has forked since
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun's agents for their workers
+_IMPORTED_BY = os.getpid(), os.getppid()  # process and parent at import; a fork has others
 _FILE = io.IOBase.__base__  # of all of Python's own files, those in C among them
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
@@ -62,9 +62,9 @@ def die_with_parent(variable: str) -> None:
 
 
 def die_with_agent() -> None:
-    """The same for a worker of torchrun, whose agent has started it and says no process number.
+    """As `die_with_parent`, for a worker of torchrun, whose agent passes on no process number.
 
-    An agent that was killed before this module was imported is not missed here.
+    If the agent was killed before this module was imported, nothing happens.
     """
     if _OF_TORCHRUN in os.environ:
         process, parent = _IMPORTED_BY
@@ -75,7 +75,7 @@ def _die_with(parent: int) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 
@@ -104,14 +104,14 @@ def seconds_since_launch() -> float:
 
 
 def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with which OpenMP threads that wait for each other soon go to sleep.
+    """``environment`` in which OpenMP threads that wait for each other soon go to sleep.
 
     By default GNU's wait spinning, for milliseconds. While another program has one of the cores,
     a thread then spins through its time at every operation: `resnet8` with two threads on two
     cores, batch 64 at 32 px, went from 50 ms a step to 1,240 ms beside one busy program, and to
     some 130 ms with this. Alone it costs nothing there, and 3 % at 8 px.
 
-    It must be set before torch is loaded. Whatever the user has set stands.
+    It must be set before torch is loaded. A user's own setting is kept.
     """
     if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environment.keys():
         return dict(environment)
@@ -119,7 +119,7 @@ def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_with(main: Callable[[], None]) -> NoReturn:
-    """Run ``main``, which is all that this process is for, and `leave` with its exit code.
+    """Run ``main``, the only purpose of this process, and `leave` with its exit code.
 
     Python's own end would be much of a short command's time, and of each verb of a sweep's. As with
     `sys.exit`, a text in place of a code is printed, and the code is 1. Other exceptions go on.
@@ -163,7 +163,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _flush_files() -> None:
-    """Write what is still in the buffers of open files; pipes are left, a write may wait there."""
+    """Flush the buffers of open files; not of pipes, where a write may block."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if _FILE in kind.__mro__}
     for one in objects:
@@ -180,10 +180,11 @@ def _flush_files() -> None:
 
 
 def child_environment(threads: int | None, without: tuple[str, ...] = ()) -> dict[str, str]:
-    """This process's variables for one that ends with it, but those that begin with ``without``.
+    """Environment of a child that dies with this process.
 
-    It has so many compute threads; unset: as the variables say already. Without a GPU, glibc joins
-    small freed pieces there (`workload.allocator`).
+    It has this process's variables, except those that begin with ``without``, and so many compute
+    ``threads``; ``None``: as the variables say. Without a GPU, glibc joins small freed pieces in it
+    (`workload.allocator`).
     """
     # It loads pydantic, which a process that only reports does without.
     from batchwright.workload.allocator import joining_pieces
@@ -197,12 +198,12 @@ def child_environment(threads: int | None, without: tuple[str, ...] = ()) -> dic
 
 
 def has_gpu_driver() -> bool:
-    """Whether this machine has what a GPU's driver brings along; PyTorch is not asked."""
+    """Whether a GPU's driver is installed on this machine, found without PyTorch."""
     return any(os.path.exists(place) for place in _GPU_DRIVERS)  # noqa: PTH110 - devices
 
 
 def worker_main(work: Callable[[], None]) -> None:
-    """Run a worker's work; whatever ends it is left as one line for the launcher."""
+    """Run a worker's work and leave; its error is reported to the launcher as one line."""
     die_with_parent(PARENT_PID)
     keep_handed()
     leave(_exit_code(work))

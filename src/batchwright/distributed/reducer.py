@@ -41,16 +41,22 @@ from batchwright.errors import TrainingError
 __all__ = ["Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
 
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
-_ATTEMPTS = 3  # steps in which some worker's backward pass was not seen before that is let be
-_SCALARS = 7  # weight, loss, stop, checkpoint, missing, uncompiled, parts
-_LOSS, _MISSING = 1, 4  # their places among them
+_ATTEMPTS = 3  # steps in which some worker saw no backward pass, before buckets go unordered
+
+# The tail behind the gradients of the last message holds, in this order:
+#   _SCALARS numbers   weight, loss, stop, checkpoint, missing, uncompiled, parts
+#   1 per parameter    workers that have a gradient of it, in the order of the buckets
+#   1 per parameter    S, the weighted squared norms, in the same order; or 1 for all together
+#   4 per worker       its `WorkerNote`; every other worker adds 0 there
+_SCALARS = 7
+_LOSS, _MISSING = 1, 4  # places among the scalars
 
 
 class WorkerNote(NamedTuple):
     """What a worker tells the others of itself; each has a place of its own in the message."""
 
     seconds: float = 0.0
-    """From the end of the last exchange until its gradients were ready, in seconds."""
+    """Seconds from the end of the last exchange until its gradients were ready."""
     ahead: float = 0.0
     """Steps after this one whose samples its loader was already asked for."""
     micro_batch: float = 0.0
@@ -60,50 +66,64 @@ class WorkerNote(NamedTuple):
     device until it is read."""
 
 
-_NOTHING = WorkerNote()
+_NO_NOTE = WorkerNote()
 _DIGEST = WorkerNote._fields.index("digest")
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What rides in the last message, summed over the workers."""
+    r"""Figures that ride in a step's last message; summed over the workers once it has arrived.
 
-    weight: float  # weight of the step's samples (their number, unless the caller weighs them)
-    # Sum over the micro-batches of weight x mean loss: a float64 on the device until it is read.
+    Attributes:
+        weight: Weight of the step's samples: their number, unless the caller weighs them.
+        loss: Sum over the micro-batches of weight times mean loss; a float64 on the device until
+            it is read.
+        stop: Workers that were asked to stop.
+        checkpoint: Workers that ask for a checkpoint; worker 0 does, by its clock.
+        missing: Workers whose gradients are missing, because memory ran out or compiling failed:
+            the sums are then to be thrown away.
+        uncompiled: Workers on which compiling has failed since the last step.
+        note: What this worker says of itself; not summed.
+        parts: Number n of micro-batches of all workers that have a gradient.
+        local_sqr_norms: :math:`S = \sum_i (b_i / B) |g_i|^2` over the parts, gradient units
+            squared: of each parameter, (parameters,), or of all together, (1,). ``None`` where
+            there is one part only, of which it says nothing.
+        sqr_norms: Squared norm of the summed gradient, of the same shape.
+        notes: What all workers say of themselves, in rank order.
+        whole: Whether each parameter got a gradient on some worker; a single worker does not look.
+        went_ahead: Whether the device has made the update of `QueuedWork`.
+    """
+
+    weight: float
     loss: float | Tensor
-    stop: float = 0.0  # workers that were asked to stop
-    checkpoint: float = 0.0  # workers that ask for a checkpoint (rank 0 does, by its clock)
-    # Workers whose gradients are missing, for want of memory or as their compiler has failed: the
-    # sums are then to be thrown away.
+    stop: float = 0.0
+    checkpoint: float = 0.0
     missing: float = 0.0
-    uncompiled: float = 0.0  # workers whose compiler has failed since the last step
-    note: WorkerNote = _NOTHING  # what this worker says of itself; not summed
-    parts: int = 0  # n, micro-batches of all workers that have a gradient
-    # S = sum_i (b_i / B) |g_i|^2 over the parts, in gradient units squared: of each parameter,
-    # (parameters,), or of all together, (1,); ``None`` where there is one part only, as it says
-    # nothing.
+    uncompiled: float = 0.0
+    note: WorkerNote = _NO_NOTE
+    parts: int = 0
     local_sqr_norms: Tensor | None = None
-    sqr_norms: Tensor | None = None  # squared norm of the summed gradient, of the same shape
-    notes: tuple[WorkerNote, ...] = ()  # what all workers say of themselves, in rank order
-    whole: bool = True  # whether each gradient came on some worker; one worker does not look
-    went_ahead: bool = False  # whether the device has done what `Ahead` says
+    sqr_norms: Tensor | None = None
+    notes: tuple[WorkerNote, ...] = ()
+    whole: bool = True
+    went_ahead: bool = False
 
 
-class Ahead(NamedTuple):
+class QueuedWork(NamedTuple):
     """What a device goes on with before the host has read the figures of a step.
 
     A host that reads first and then says what to do leaves the device idle meanwhile: of a step of
     11.5 ms on an H100, 2.9 ms. So the device is told beforehand what follows, an update too where
-    all is as usual: every gradient is there, their sum is finite, and the weight is what it should
-    be.
+    all is as usual: every gradient is there, their sum is finite, and the weight is as expected.
     """
 
-    act: Callable[[Tensor | None], None]
-    """Gives the device something to do, once the figures are on their way. Where a weight is
-    expected it is called with a float32 scalar there: 0 where all is as usual, else 1, and then no
-    weight may change: the host has to decide. With ``None`` the host decides in any case."""
-    weight: float | None = None
-    """Of all samples of the step, as expected; ``None``: whether all is as usual is not asked."""
+    queue: Callable[[Tensor | None], None]
+    """Queues the work on the device, once the figures are on their way. Where a weight is expected
+    it is called with a flag, a float32 scalar on the device: 0 where all is as usual, else 1, and
+    then no weight may change: the host has to decide. With ``None`` the host decides in any case.
+    """
+    expected_weight: float | None = None
+    """Weight of all samples of the step; ``None``: the device does not ask if all is as usual."""
 
 
 class Reducer:
@@ -113,14 +133,15 @@ class Reducer:
     `order`.
 
     Args:
-        parameters: All, in the model's order; frozen ones are left out until `take_up`.
+        parameters: All parameters, in the model's order; frozen ones are left out until
+            `add_unfrozen`.
         group: The workers. With one worker nothing is copied or sent.
         bucket_bytes: Size at which a bucket is sent.
-        order: What another reducer of these parameters had recorded; empty: nothing yet.
-        per_tensor: Whether the norms of each parameter's gradients are wanted, which takes time.
+        order: The order that another reducer of these parameters has recorded; empty: none yet.
+        per_tensor: Whether to compute the norms of each parameter's gradients, which takes time.
 
     Attributes:
-        parameters: Those that are or were trained, in the same order.
+        parameters: Those that are or were trained, in the model's order.
         order: Indices of these among all parameters: those whose gradients came in the backward
             pass of every worker, in the order in which they came on worker 0, and then the others.
             Empty until a step has recorded them.
@@ -136,11 +157,11 @@ class Reducer:
         per_tensor: bool = True,
     ) -> None:
         self._per_tensor = per_tensor
-        self._given, self._group, self._bucket_bytes = list(parameters), group, bucket_bytes
+        self._all, self._group, self._bucket_bytes = list(parameters), group, bucket_bytes
         self.parameters: list[nn.Parameter] = []
         self.order = [list(part) for part in order]
-        self._trained: set[int] = set()
-        self._watched: set[int] = set()  # those that have not been frozen all the time
+        self._trained: set[int] = set()  # indices of `parameters` among all
+        self._watched: set[int] = set()  # indices of those that have not been frozen all the time
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -148,14 +169,15 @@ class Reducer:
         self._armed = False
         self._arrived: list[int] = []  # in the step in progress, while its order is recorded
         self._arrivals: Counter[int] | None = None  # of each gradient in one backward pass
-        self._sums: list[Tensor | None] = []  # of one worker: over the micro-batches taken so far
-        self._norms: Tensor | None = None  # of the micro-batches taken so far: their part of S
+        # The micro-batches taken so far in the step in progress:
+        self._sums: list[Tensor | None] = []  # gradients; of a single worker, else in the buckets
+        self._norms: Tensor | None = None  # their part of S
         self._parts = 0
-        self._sum_also({index for part in self.order for index in part})
-        self.take_up()
+        self._include({index for part in self.order for index in part})
+        self.add_unfrozen()
 
-    def take_up(self) -> bool:
-        """Take in parameters that were unfrozen since the last call; before a backward pass.
+    def add_unfrozen(self) -> bool:
+        """Include parameters that were unfrozen since the last call; before a backward pass.
 
         One that is frozen again keeps its place, and has no gradient.
 
@@ -165,11 +187,11 @@ class Reducer:
         Raises:
             RuntimeError: Gradients of the step in progress are on their way already.
         """
-        if len(self._watched) == len(self._given):
+        if len(self._watched) == len(self._all):
             return False
         unfrozen = {
             index
-            for index, p in enumerate(self._given)
+            for index, p in enumerate(self._all)
             if index not in self._watched and p.requires_grad
         }
         added = unfrozen - self._trained  # the others were trained before a resume
@@ -181,21 +203,21 @@ class Reducer:
         self._watched |= unfrozen
         if self._group.size > 1:
             self._hooks += [
-                self._given[index].register_post_accumulate_grad_hook(self._arrival_of(index))
+                self._all[index].register_post_accumulate_grad_hook(self._arrival_of(index))
                 for index in sorted(unfrozen)
             ]
-        self._sum_also(added)
+        self._include(added)
         return bool(added)
 
-    def _sum_also(self, added: set[int]) -> None:
-        """Give more parameters a place among the sums; the arguments are their indices."""
+    def _include(self, added: set[int]) -> None:
+        """Give parameters, by their indices, a place among the sums."""
         if not added:
             return
         self._trained |= added
-        self.parameters = [self._given[index] for index in sorted(self._trained)]
+        self.parameters = [self._all[index] for index in sorted(self._trained)]
         if self._group.size > 1:
             self._lay_out()
-        self._drop()
+        self._reset()
 
     @property
     def buffer_bytes(self) -> int:
@@ -210,7 +232,7 @@ class Reducer:
         return not held and all(p.grad is None for p in self.parameters)
 
     def take(self, share: float) -> None:
-        """Keep the gradients of a micro-batch that is not this worker's last, and clear them.
+        """Add up the gradients of a micro-batch that is not this worker's last, and clear them.
 
         Args:
             share: Its part of the step's weight, by which its gradients are multiplied already.
@@ -240,10 +262,10 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.missing = 0
             for index, bucket in self._bucket_of.items():
-                if self._given[index].requires_grad:
+                if self._all[index].requires_grad:
                     bucket.missing += self._arrivals[index] or 1
 
-    def finish(self, tally: Tally, share: float, ahead: Ahead | None = None) -> Tally:
+    def finish(self, tally: Tally, share: float, queued: QueuedWork | None = None) -> Tally:
         """Wait for all buckets; then every worker holds the sum of all gradients in ``.grad``.
 
         A parameter that got a gradient on no worker keeps ``None``.
@@ -252,7 +274,7 @@ class Reducer:
             tally: This worker's own figures; its parts are counted here.
             share: Part of the step's weight of this worker's last micro-batch, whose gradients are
                 in ``.grad``; 0 for a worker that has none.
-            ahead: What the device goes on with.
+            queued: What the device goes on with while the host waits.
 
         Returns:
             The figures summed over all workers.
@@ -262,15 +284,15 @@ class Reducer:
             TrainingError: A gradient is sparse.
         """
         if tally.missing:
-            self._drop()
+            self._reset()
         tally = replace(tally, parts=self._parts + (share > 0), notes=(tally.note,))
         if self._buckets:
-            found = self._exchange(tally, share, ahead)
-            self._record(found)
+            total = self._exchange(tally, share, queued)
+            self._record_order(total)
         else:
-            found = self._sum_up(tally, share, ahead)
-        self._drop()
-        return found
+            total = self._sum_up(tally, share, queued)
+        self._reset()
+        return total
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -278,7 +300,14 @@ class Reducer:
             hook.remove()
         self._hooks = []
 
-    # ------------------------------------------------------------------------------------ buckets
+    def _reset(self) -> None:
+        """Forget the micro-batches taken so far."""
+        self._norms, self._parts = None, 0
+        self._sums = []
+        for bucket in self._buckets:
+            bucket.forget()
+
+    # ---------------------------------------------------------------------------- several workers
 
     def _lay_out(self) -> None:
         """Make the buckets: in the recorded order, else last layers first."""
@@ -291,7 +320,7 @@ class Reducer:
         groups = [
             members
             for part in parts
-            for members in grouped([self._given[index] for index in part], self._bucket_bytes)
+            for members in grouped([self._all[index] for index in part], self._bucket_bytes)
         ]
         tail = _tail_numbers(len(self.parameters), self._group.size, per_tensor=self._per_tensor)
         members = with_room_for_tail(groups)
@@ -300,20 +329,20 @@ class Reducer:
             Bucket(number, own, numbers, self._group, per_tensor=self._per_tensor)
             for number, (own, numbers) in enumerate(zip(members, tails, strict=True))
         ]
-        laid = [index for part in parts for index in part]
+        in_buckets = [index for part in parts for index in part]
         owners = [bucket for bucket in self._buckets for _ in bucket.parameters]
-        self._bucket_of = dict(zip(laid, owners, strict=True))
-        places = {index: place for place, index in enumerate(laid)}
+        self._bucket_of = dict(zip(in_buckets, owners, strict=True))
+        places = {index: place for place, index in enumerate(in_buckets)}
         self._places = torch.tensor([places[index] for index in sorted(self._trained)])
-        # What the host has to say is put here first: only from pinned memory a copy to a device
-        # does not make the host wait.
+        # The host writes its part of the tail here first: only from pinned memory a copy to a
+        # device does not make the host wait.
         pinned = self._group.device.type != "cpu"
         dtype = self._buckets[-1].tail.dtype
-        self._said = torch.zeros(tail, dtype=dtype, pin_memory=pinned)
-        self._numbers = self._said.numpy()
+        self._host_tail = torch.zeros(tail, dtype=dtype, pin_memory=pinned)
+        self._host_numbers = self._host_tail.numpy()
 
     def _arrival_of(self, index: int) -> Callable[[Tensor], None]:
-        """What autograd calls when the gradient of a parameter is whole, or a part of it is."""
+        """The hook that autograd calls whenever it has accumulated a gradient of a parameter."""
 
         def arrived(parameter: Tensor) -> None:
             if not self._armed:
@@ -332,7 +361,8 @@ class Reducer:
             bucket.missing -= 1
             if bucket.missing > 0:
                 return
-            # The last bucket waits for `finish`, which knows what rides in its tail.
+            # Buckets are sent in the same order on all workers. The last one waits for `finish`,
+            # which knows what rides in its tail.
             while self._next < len(self._buckets) - 1 and self._buckets[self._next].missing <= 0:
                 full = self._buckets[self._next]
                 full.add()
@@ -342,8 +372,8 @@ class Reducer:
 
         return arrived
 
-    def _exchange(self, tally: Tally, share: float, ahead: Ahead | None) -> Tally:
-        """Several workers: all gradients and figures are summed over them."""
+    def _exchange(self, tally: Tally, share: float, queued: QueuedWork | None) -> Tally:
+        """Send what the backward pass has not sent yet, and wait for the sums."""
         self._armed = False
         for bucket in self._buckets[self._next :]:
             bucket.add()
@@ -355,10 +385,14 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.wait()
         self._next = 0
-        return self._read_tail(ahead)
+        return self._read_tail(queued)
 
-    def _record(self, tally: Tally) -> None:
-        """After the first whole step the workers agree on the order in which gradients come."""
+    def _record_order(self, tally: Tally) -> None:
+        """After the first whole step, agree with the others on the order in which gradients come.
+
+        That step has sent its buckets only at its end. From here on a backward pass sends each
+        bucket once it is full, so the buckets are laid out anew in that order.
+        """
         if self._arrivals is not None or tally.missing:
             return
         if not self.order:
@@ -375,27 +409,23 @@ class Reducer:
             self._arrivals = Counter(self._arrived)
 
     def _fill_tail(self, tally: Tally, share: float) -> None:
-        """Scalars, whether each parameter has a gradient, squared norms, the workers' notes.
-
-        Parameters come in the order of the buckets.
-        """
+        """Write this worker's figures into the tail, as laid out at the head of this module."""
         count, fields = len(self.parameters), len(WorkerNote._fields)
         squares = self._added_squares(share)
         squares = squares if self._norms is None else self._norms + squares
-        numbers, tail = self._numbers, self._buckets[-1].tail  # others' notes stay 0
-        first = len(numbers) - fields * (self._group.size - self._group.rank)
+        numbers, tail = self._host_numbers, self._buckets[-1].tail  # others' notes stay 0
+        own_note = len(numbers) - fields * (self._group.size - self._group.rank)
         loss, digest = tally.loss, tally.note.digest
         numbers[:_SCALARS] = (
             *(tally.weight, 0 if isinstance(loss, Tensor) else loss, tally.stop, tally.checkpoint),
             *(tally.missing, tally.uncompiled, tally.parts),
         )
-        held = [one for bucket in self._buckets for one in bucket.held]
-        numbers[_SCALARS : _SCALARS + count] = held
+        numbers[_SCALARS : _SCALARS + count] = [h for bucket in self._buckets for h in bucket.held]
         known = 0 if isinstance(digest, Tensor) else digest
-        numbers[first : first + fields] = tally.note._replace(digest=known)
-        tail.copy_(self._said, non_blocking=True)
+        numbers[own_note : own_note + fields] = tally.note._replace(digest=known)
+        tail.copy_(self._host_tail, non_blocking=True)
         tail[_SCALARS + count :][: len(squares)].copy_(squares)
-        for place, number in ((_LOSS, loss), (first + _DIGEST, digest)):
+        for place, number in ((_LOSS, loss), (own_note + _DIGEST, digest)):
             if isinstance(number, Tensor):  # known to the device alone so far
                 tail[place : place + 1].copy_(number)
 
@@ -409,34 +439,38 @@ class Reducer:
         squares = squares_of(norms) / (share or 1.0)
         return squares if self._per_tensor else squares.sum(0, keepdim=True)
 
-    def _read_tail(self, ahead: Ahead | None) -> Tally:
+    def _read_tail(self, queued: QueuedWork | None) -> Tally:
+        """Give the parameters their summed gradients, and read the summed figures.
+
+        Here alone a step makes the host wait for the device, which has the ``queued`` work to do.
+        """
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
         squares = squares_of([norm for bucket in self._buckets for norm in bucket.sum_norms()])
-        expected, flag = None if ahead is None else ahead.weight, None
+        expected, flag = None if queued is None else queued.expected_weight, None
         if expected is not None:
             unusual = (tail[0] != expected) | (tail[_MISSING] != 0) | _infinite(squares)
             unusual = unusual | (tail[_SCALARS : _SCALARS + count].amin() <= 0)
             flag = unusual.float()
-        go_on = nothing if ahead is None else partial(ahead.act, flag)
-        read = self._group.read(torch.cat([tail.double(), squares]), go_on)
-        told, squares = read.split([len(tail), len(squares)])
-        numbers = told.tolist()
+        meanwhile = nothing if queued is None else partial(queued.queue, flag)
+        read = self._group.read(torch.cat([tail.double(), squares]), meanwhile)
+        tail_read, squares = read.split([len(tail), len(squares)])
+        numbers = tail_read.tolist()
         weight, loss, stop, checkpoint, missing, uncompiled, parts = numbers[:_SCALARS]
         present = numbers[_SCALARS : _SCALARS + count]
         whole = all(present)
         if not whole:
-            laid = [p for bucket in self._buckets for p in bucket.parameters]
-            for parameter, workers in zip(laid, present, strict=True):
+            in_buckets = [p for bucket in self._buckets for p in bucket.parameters]
+            for parameter, workers in zip(in_buckets, present, strict=True):
                 if not workers:
                     parameter.grad = None
-        # What the device has found, from the same numbers.
-        went = weight == expected and whole and not missing and not _infinite(squares)
+        # What the device has decided, from the same numbers.
+        went_ahead = weight == expected and whole and not missing and not _infinite(squares)
         fields = len(WorkerNote._fields)
         notes = numbers[-fields * self._group.size :]
-        norms = told[_SCALARS + count : -len(notes)].to(tail.dtype)  # as they were sent
+        norms = tail_read[_SCALARS + count : -len(notes)].to(tail.dtype)  # as they were sent
         return Tally(
             weight,
             loss,
@@ -451,49 +485,42 @@ class Reducer:
                 WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
             ),
             whole=whole,
-            went_ahead=bool(went),
+            went_ahead=bool(went_ahead),
         )
 
     # --------------------------------------------------------------------------------- one worker
 
-    def _drop(self) -> None:
-        self._norms, self._parts = None, 0
-        self._sums = []
-        for bucket in self._buckets:
-            bucket.forget()
-
-    def _sum_up(self, tally: Tally, share: float, ahead: Ahead | None) -> Tally:
-        """One worker: ``.grad`` gets the sums, and the tally their norms; S if there are parts."""
+    def _sum_up(self, tally: Tally, share: float, queued: QueuedWork | None) -> Tally:
+        """Put the sums over the micro-batches into ``.grad``, and their norms into the tally."""
         squares = self._own_sqr_norms()
         if self._norms is None:
-            return self._on_the_host(tally, None, squares, ahead)
+            return self._read_norms(tally, None, squares, queued)
         totals = summed(self._sums, [p.grad for p in self.parameters])
         for parameter, total in zip(self.parameters, totals, strict=True):
             parameter.grad = total
-        return self._on_the_host(
-            tally, self._norms + squares / (share or 1.0), self._own_sqr_norms(), ahead
-        )
+        local = self._norms + squares / (share or 1.0)
+        return self._read_norms(tally, local, self._own_sqr_norms(), queued)
 
-    def _on_the_host(
-        self, tally: Tally, local: Tensor | None, squares: Tensor, ahead: Ahead | None
+    def _read_norms(
+        self, tally: Tally, local: Tensor | None, squares: Tensor, queued: QueuedWork | None
     ) -> Tally:
-        """The tally with these norms, S and that of the sum; read from the device all at once."""
+        """The tally with S (``local``) and the sum's ``squares``, read from the device at once."""
         loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(1)
-        parts = [loss if loss.dim() else loss.view(1), squares]
-        parts += [] if local is None else [local.double()]
+        numbers = [loss if loss.dim() else loss.view(1), squares]
+        numbers += [] if local is None else [local.double()]
         flag = None
-        if ahead is not None and tally.weight == ahead.weight and not tally.missing:
+        if queued is not None and tally.weight == queued.expected_weight and not tally.missing:
             flag = _infinite(squares).float()
-        go_on = nothing if ahead is None else partial(ahead.act, flag)
-        read = self._group.read(torch.cat(parts), go_on)
+        meanwhile = nothing if queued is None else partial(queued.queue, flag)
+        read = self._group.read(torch.cat(numbers), meanwhile)
         loss, squares, local_read = read.split([1, len(squares), len(read) - 1 - len(squares)])
-        went = flag is not None and not _infinite(squares)  # as the device has found
+        went_ahead = flag is not None and not _infinite(squares)  # as the device has decided
         return replace(
             tally,
             loss=float(loss) if isinstance(tally.loss, Tensor) else tally.loss,
             local_sqr_norms=None if local is None else local_read.to(local.dtype),
             sqr_norms=squares,
-            went_ahead=bool(went),
+            went_ahead=bool(went_ahead),
         )
 
     def _own_sqr_norms(self) -> Tensor:
@@ -501,7 +528,7 @@ class Reducer:
 
 
 def _infinite(squares: Tensor) -> Tensor:
-    """Whether their sum is not finite, a scalar; such a number less itself is NaN."""
+    """Whether the sum of some numbers is not finite, a scalar; it less itself is then NaN."""
     total = squares[0] if len(squares) == 1 else squares.sum()
     return total - total != 0
 
@@ -509,9 +536,14 @@ def _infinite(squares: Tensor) -> Tensor:
 def summed(
     totals: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients, one for each parameter, added to totals in place; ``None`` where there is neither.
+    """Add gradients, one for each parameter, to totals in place.
 
-    Without totals before, the gradients become totals themselves.
+    Args:
+        totals: Sums so far; empty: the gradients become totals themselves.
+        gradients: ``None`` where a parameter has none.
+
+    Returns:
+        The totals; ``None`` where there is neither a total nor a gradient.
     """
     if not totals:
         return list(gradients)
@@ -540,6 +572,6 @@ def buffer_bytes(
 
 
 def _tail_numbers(parameters: int, workers: int, *, per_tensor: bool) -> int:
-    """Numbers behind the gradients in the last message."""
+    """Numbers behind the gradients in the last message, as laid out at the head of this module."""
     norms = parameters if per_tensor else 1
     return _SCALARS + parameters + norms + workers * len(WorkerNote._fields)

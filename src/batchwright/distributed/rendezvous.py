@@ -1,7 +1,7 @@
-"""How the workers of one start find each other: store, agreement, network interface.
+"""Rendezvous of the workers of one start: store, agreement on a start, network interface.
 
 The launcher gives every worker the address of a store. That of torchrun's agent outlives the
-workers: it still holds the addresses that the workers of an earlier start left, and under a change
+workers: it still holds the addresses that the workers of an earlier start left, and after a change
 of hosts not even the restart count tells the starts apart. So before anything else the workers of a
 start agree on a part of the store that nobody has used.
 """
@@ -47,10 +47,10 @@ def store_keeper() -> str:
 
 
 def meet(rank: int, size: int, timeout: float) -> Store:
-    """A store with which nobody but the ``size`` workers of this start has anything to do.
+    """A store that is used by the ``size`` workers of this start alone.
 
     Raises:
-        LostWorkerError: Some did not come in time, or are missed by the current `RollCall`.
+        LostWorkerError: Some did not come in time, or are gone by the current `RollCall`.
         RuntimeError: The store cannot be reached, or is silent.
     """
     if rank == 0:
@@ -92,12 +92,12 @@ def _connect(timeout: float, *, serve: bool = False) -> Store:
 
 
 def _refuse_taken(port: int) -> None:
-    """Refuse a port at which another program listens: PyTorch would print lines of its own.
+    """Refuse a port at which another program listens, for which PyTorch prints lines of its own.
 
     Stores of this very process share one.
 
     Raises:
-        RuntimeError: As PyTorch's store raises.
+        RuntimeError: Another program listens there; as raised by PyTorch's store.
     """
     with suppress(OSError):  # there is no such folder
         if any(_listens(int(one.name), port) for one in Path("/dev/fd").iterdir()):
@@ -135,33 +135,33 @@ def _part(store: Store, number: int) -> Store:
 
 
 class LimitedStore:
-    """A store that is given up once it has said nothing for some seconds; see `answered`.
+    """A store whose calls give up after some seconds without an answer; see `answered`.
 
-    What it raises then is a `RuntimeError`, as what the store raises by itself.
+    They raise `RuntimeError` then, as the store does by itself.
     """
 
     def __init__(self, store: Store, seconds: float) -> None:
         self._store, self._limit = store, seconds + _LATE_SECONDS
 
     def add(self, key: str, number: int) -> int:
-        """Add to a number; returns the sum."""
+        """Add to the number of a key; returns the sum."""
         return answered(lambda: self._store.add(key, number), self._limit)
 
     def set(self, key: str, word: str) -> None:
-        """Leave a word."""
+        """Write a word."""
         answered(lambda: self._store.set(key, word), self._limit)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all these words are there."""
+        """Whether all these keys have words."""
         return answered(lambda: self._store.check(keys), self._limit)
 
     def get(self, key: str) -> bytes:
-        """A word, which the store waits for."""
+        """Wait for a key's word, and return it."""
         return answered(lambda: self._store.get(key), self._limit)
 
 
 def _lead(store: LimitedStore, size: int, timeout: float) -> int:
-    """Worker 0 opens a new start, and closes it when all others have signed."""
+    """Worker 0's part: open a new start, and close it when all others have signed."""
     number: int = store.add("count", 1)
     store.set("current", str(number))
     missing = set(range(1, size))
@@ -176,7 +176,7 @@ def _lead(store: LimitedStore, size: int, timeout: float) -> int:
 
 
 def _follow(store: LimitedStore, rank: int, size: int, timeout: float) -> int:
-    """Others sign whatever start is current, until one is closed with this very signature.
+    """The others' part: sign the current start, until one is closed with this very signature.
 
     The current one may be of workers that are gone: it stays unsigned by this process, or is closed
     with a signature of another.
@@ -199,7 +199,7 @@ def _follow(store: LimitedStore, rank: int, size: int, timeout: float) -> int:
 
 
 def _missing(store: LimitedStore, number: str, size: int) -> list[int]:
-    """Who has not signed; worker 0 where it has opened nothing that is still open."""
+    """Ranks that have not signed; [0] where worker 0 has no start open."""
     if not number or store.check([f"{number}/closed"]):
         return [0]
     return [r for r in range(1, size) if not store.check([f"{number}/signed/{r}"])]
@@ -221,7 +221,7 @@ def _refuse_late(end: float, timeout: float, missing: Sequence[int]) -> None:
 
 
 def _refuse_lost(look: float) -> float:
-    """Once it is time to, look whether all live, where that is known; returns when to look next."""
+    """Raise if a worker is known to be gone, at most each beat; returns when to look next."""
     if time.monotonic() < look:
         return look
     if RollCall.current is not None and RollCall.current.misses_one():

@@ -1,4 +1,4 @@
-"""The parameter server as the process sees it that starts it. Imports nothing heavy."""
+"""The parameter server's process, seen from the process that starts it. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _NOT_FOR_IT = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TO
 
 
 class ServerChild:
-    """One parameter server's process, and the socket that outlives it.
+    """The process of a parameter server, and its listening socket, which outlives it.
 
-    The socket listens before the process does: workers may connect as soon as this object is there.
+    The socket listens from the start: workers may connect as soon as this object is made.
 
     Args:
-        plan: What is served, as plain values.
+        plan: The plan, as plain values.
         folder: The run folder; ``None`` keeps nothing.
-        host: Address of this machine to listen at.
-        log: Takes what the process prints; unset: where this one prints.
-        environment: Variables that the process has besides this one's.
-        lock: Of the run folder, which the process holds too.
+        host: Address of this machine at which it listens.
+        log: Takes the process's output; unset: this process's own standard error.
+        environment: Variables of the process besides this one's.
+        lock: Lock of the run folder; the process holds it as well.
 
     Attributes:
-        address: Where workers connect.
-        key: The secret that they must know, hexadecimal.
+        address: host:port at which workers connect.
+        key: Shared secret that workers must know, hexadecimal.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ServerChild:
         self._process: Companion | None = None
 
     def start(self, *, resume: bool) -> None:
-        """Start the process; again, after one has ended.
+        """Start the process, maybe again after it has ended.
 
         Args:
             resume: Go on from the folder's last checkpoint, if there is one.
@@ -84,11 +84,11 @@ class ServerChild:
         self._process.say({"plan": self._plan, "folder": folder, "resume": resume, "key": self.key})
 
     def give_up(self, rank: int) -> None:
-        """Tell it that a worker will not come any more."""
+        """Tell the server that a worker will not come any more."""
         self._started.say({"gone": rank})
 
     def events(self) -> list[dict[str, Any]]:
-        """What it said since this was last asked: ``ready``, ``silent`` and why, ``refused``."""
+        """Messages since the last call: ``ready``, ``silent`` and why, ``refused`` and why."""
         found = []
         for line in self._started.lines():
             with suppress(ValueError):
@@ -96,7 +96,7 @@ class ServerChild:
         return found
 
     def wait_until_ready(self) -> str:
-        """Wait until it serves; returns why it does not, empty if it does."""
+        """Wait until the server is ready; returns why it is not, empty if it is."""
         while True:
             for event in self.events():
                 if "ready" in event or "refused" in event:
@@ -106,24 +106,24 @@ class ServerChild:
             time.sleep(0.02)
 
     def stop_listening(self) -> None:
-        """Turn away those who wait for the process; it has ended and is not started again."""
+        """Close the socket, once the process has ended for good: workers that wait get an error."""
         self._listener.close()
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, negative if a signal ended it; ``None`` while it runs."""
+        """Exit code, negative if a signal ended the process; ``None`` while it runs."""
         return self._started.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """Wait until it has ended, for so long at most; returns the exit code."""
+        """Wait for its end, for so many seconds at most; returns the exit code."""
         return self._started.wait(seconds)
 
     def terminate(self) -> None:
-        """Ask it to write a checkpoint and end."""
+        """Ask the server to write a checkpoint and end."""
         self._started.terminate()
 
     def close(self) -> None:
-        """End it, if it still runs, and stop listening."""
+        """Kill the process, if it still runs, and stop listening."""
         if self._process is not None:
             self._process.close()
         self._listener.close()

@@ -1,8 +1,8 @@
-"""Stays with the processes of a run until they end: one loop, whatever it starts again.
+"""Supervision of a run's processes until they end, in one loop that may start them again.
 
     this process --> workers (python -m MODULE, one per rank), and others beside them
 
-They die with this process. Signals reach this process only; it passes them on, so that the workers
+The processes die with this one. Signals reach this process only; it passes them on, so that workers
 can write a checkpoint before they end.
 """
 
@@ -24,22 +24,22 @@ from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import Interrupted
 
 GRACE_SECONDS = 60.0
-"""From a stop signal until workers are killed: for the step in progress and a checkpoint."""
+"""Seconds between a stop signal and the kill, for the step in progress and a checkpoint."""
 
 
 class Supervisor(ABC):
-    """The processes of one run.
+    """Supervises the processes of one run.
 
     Args:
-        children: The workers, none of them started.
+        children: The workers, which are not started yet.
         folder: Where their logs and error reports go; it exists.
-        restarts: How often any may be started again.
+        restarts: Most restarts, of all processes together.
         poll: Called about ten times a second while they run.
-        tell: Takes the line that says why some were started again.
+        tell: Takes a line of text on why processes were started again.
 
     Attributes:
-        noted: Stop signals that came.
-        killed: What to add to the message of a stop; empty if all had time to end.
+        noted: Stop signals that have come, in order.
+        killed: Addition to the message of a stop, if processes were killed; else empty.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Supervisor(ABC):
         self._poll, self._tell = poll, tell
 
     def run(self) -> None:
-        """Start all, and stay until they have ended.
+        """Start all processes, and wait until they have ended.
 
         Raises:
             WorkerError: A process died once more than it may, or ended by its own error, which is
@@ -83,22 +83,22 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _start(self) -> None:
-        """Start all."""
+        """Start all processes."""
 
     @abstractmethod
     def _look(self) -> bool:
-        """Take in what has happened since; returns whether there is more to come."""
+        """Handle what has happened since the last call; returns whether the run goes on."""
 
     @abstractmethod
     def _stop(self) -> None:
-        """A signal came: let all end, for `GRACE_SECONDS` at most, or until a second one comes."""
+        """End all after a signal, within `GRACE_SECONDS` or until a second signal comes."""
 
     def _close(self) -> None:
-        """End whatever still runs."""
+        """Kill processes that still run."""
         self._children.close()
 
     def _again(self, what: str) -> bool:
-        """Whether processes may be started again; ``what`` says that they are, and why."""
+        """Count a restart, and tell ``what`` happened; ``False`` if none is left."""
         if self._restarts == self._most:
             return False
         self._restarts += 1
@@ -106,10 +106,10 @@ class Supervisor(ABC):
         return True
 
     def _note_killed(self, seconds: float, *, lost: bool = True) -> None:
-        """Processes had to be killed.
+        """Note that processes had to be killed.
 
-        They were waited for so many seconds, unless a second signal was noted; ``lost`` says
-        whether the model that they had is lost with them.
+        This process has waited so many seconds for them, unless a second signal came; ``lost`` says
+        whether their model is lost with them.
         """
         why = "a second one came" if len(self.noted) > 1 else f"{seconds:.0f} s had passed"
         what = ": what was done since the last checkpoint is lost" if lost else ""
@@ -123,7 +123,7 @@ def noting_signals(*, once: bool = False) -> Iterator[list[int]]:
     Outside the main thread nothing is noted: there the caller handles signals.
 
     Args:
-        once: Whether a second signal does what it does outside.
+        once: Whether a second signal has its former effect.
     """
     noted: list[int] = []
     former: dict[int, Any] = {}

@@ -1,6 +1,6 @@
 """How the workers' tensors travel: by gloo between CPUs, by NCCL between GPUs.
 
-They fail in different ways. Gloo's ``wait`` blocks until a message is there, and raises where
+The two fail in different ways. Gloo's ``wait`` blocks until a message is there, and raises where
 another worker is gone. NCCL's only has the device's stream wait: the host goes on at once, nothing
 is raised, and the kernels of a message that never comes turn for ever. So whoever reads a result
 waits for the device here, and looks after the other workers meanwhile.
@@ -26,7 +26,7 @@ from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
 from batchwright.workload.host import enter
 
 _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
-_SHORT_SECONDS = 1e-3  # within which others only get their turn between two looks
+_SHORT_SECONDS = 1e-3  # at first, in which the host only yields between two looks
 _FIRST_SIZES = 1, 2**12, 2**16, 2**21  # of numbers, from a figure to a bucket (`BUCKET_BYTES`)
 _GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -39,11 +39,11 @@ def gpus_may_be_shared() -> bool:
 
 
 def nothing() -> None:
-    """What is done meanwhile where there is nothing to do."""
+    """Do nothing meanwhile."""
 
 
 def fetched(values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
-    """``values`` on the CPU; the device has what ``meanwhile`` gives it to do while the host waits.
+    """Copy values to the CPU; while the host waits, the device works on what ``meanwhile`` queues.
 
     The host waits for all that was queued before, and for nothing of ``meanwhile``.
     """
@@ -57,7 +57,7 @@ def fetched(values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
 
 
 def on_its_way(values: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-    """``values`` of a GPU in pinned memory, to be read once the device has passed the event."""
+    """Start a copy from a GPU to pinned memory, to be read once the device has passed the event."""
     here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     here.copy_(values, non_blocking=True)
     there = torch.cuda.Event()
@@ -66,7 +66,7 @@ def on_its_way(values: Tensor) -> tuple[Tensor, torch.cuda.Event]:
 
 
 class Gloo:
-    """Between CPUs.
+    """Exchanges between CPUs, by gloo.
 
     Args:
         device: Where this worker computes.
@@ -87,21 +87,21 @@ class Gloo:
         self._gave_up = False
 
     def prepare(self) -> None:
-        """Before the group is joined."""
+        """Prepare to join a group."""
 
     def connect(self, handle: dist.ProcessGroup | None) -> None:
-        """All workers of a group together, before its first exchange: be connected with the others.
+        """Connect the workers of a group, all together, before its first exchange.
 
-        Gloo is as soon as the group is joined.
+        Gloo connects as the group is joined.
 
         Raises:
             RuntimeError: Another worker is gone or silent.
         """
 
     def begin(self, exchange: Callable[[], None]) -> None:
-        """Begin an exchange between workers that may not be connected yet.
+        """Make an exchange between workers that may not be connected yet.
 
-        Gloo's are.
+        Gloo's are connected.
 
         Raises:
             RuntimeError: Another worker is gone or silent.
@@ -113,7 +113,7 @@ class Gloo:
 
         Args:
             values: On the device.
-            meanwhile: Gives the device more to do, for which the host does not wait.
+            meanwhile: Queues more work on the device, for which the host does not wait.
 
         Raises:
             RuntimeError: Another worker is gone or silent.
@@ -128,7 +128,7 @@ class Gloo:
         """
 
     def give_up(self) -> None:
-        """End what may wait for a worker that is gone."""
+        """Abort exchanges that may wait for a worker that is gone."""
 
     def leave(self) -> None:
         """Leave the process group."""
@@ -136,20 +136,20 @@ class Gloo:
 
 
 class Queued(Gloo):
-    """Exchanges that are queued on a device, of which the host hears nothing by itself."""
+    """Exchanges that are queued on a device, whose failures the host does not see by itself."""
 
     waits_at_store = True
 
     @abstractmethod
     def mark(self) -> Callable[[], bool]:
-        """What tells whether the device has done all that is queued so far."""
+        """A function that returns whether the device has done all that is queued by now."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Have the device let go of exchanges that do not end."""
+        """Abort exchanges on the device that do not end."""
 
     def connect(self, handle: dist.ProcessGroup | None) -> None:
-        """See `Gloo.connect`; the others are looked after meanwhile, as in every exchange.
+        """See `Gloo.connect`; other workers' heartbeats are watched meanwhile.
 
         NCCL chooses an algorithm for each exchange, by its kind and size, and from 2.22 on connects
         each inside its first exchange: so there is one of every kind and scale here.
@@ -164,7 +164,7 @@ class Queued(Gloo):
         self.settle()
 
     def begin(self, exchange: Callable[[], None]) -> None:
-        """See `Gloo.begin`; the others are looked after meanwhile.
+        """See `Gloo.begin`; other workers' heartbeats are watched meanwhile.
 
         NCCL connects inside the first exchange of a group, and inside the first message between
         two: its host waits there for all of them, and for one that was killed it waits for ever.
@@ -208,7 +208,7 @@ class Queued(Gloo):
 
 
 class Nccl(Queued):
-    """Between GPUs; what is on the CPU, as pickled objects are, goes by gloo beside it."""
+    """Exchanges between GPUs, by NCCL; pickled objects and other tensors on the CPU go by gloo."""
 
     backend = "cpu:gloo,cuda:nccl"
 
@@ -223,28 +223,28 @@ class Nccl(Queued):
         step would take what had arrived for the sum. torchrun gives its workers 1 unless the user
         has set something, so there 1 is nobody's word.
         """
-        told = os.environ.get(_WATCHDOG)
-        if told in (None, "2") or (told == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
+        setting = os.environ.get(_WATCHDOG)
+        if setting in (None, "2") or (setting == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
             os.environ[_WATCHDOG] = "0"
         # After an error the watchdog sleeps four times as long, a minute by default, before it lets
         # go of the group: the process could not end before.
         os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250")
 
     def mark(self) -> Callable[[], bool]:
-        """An event behind all that is queued."""
+        """Whether an event is passed that is behind all that is queued."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         return event.query
 
     def read(self, values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
-        """See `Gloo.read`; the others are looked after meanwhile, too."""
+        """See `Gloo.read`; other workers' heartbeats are watched meanwhile."""
         here, there = on_its_way(values)
         meanwhile()
         self._wait(there.query)
         return here
 
     def abort(self) -> None:
-        """Of all groups together: one might wait for another's kernels."""
+        """Abort all groups together: one might wait for another's kernels."""
         backends: list[Any] = []
         for group in list(distributed_c10d._world.pg_map):
             with suppress(RuntimeError):  # one without NCCL
@@ -257,19 +257,19 @@ class Nccl(Queued):
 
 
 TRANSPORTS: dict[str, type[Gloo]] = {"cpu": Gloo, "cuda": Nccl}
-"""By the kind of device."""
+"""Transports by the kind of device."""
 
 
 def transport_for(device: torch.device, timeout: float) -> Gloo:
-    """How tensors on a device travel."""
+    """The transport of tensors on a device."""
     return TRANSPORTS.get(device.type, Gloo)(device, timeout)
 
 
 def _await(done: Callable[[], bool], timeout: float) -> None:
-    """Wait until something is done.
+    """Wait until ``done()``.
 
     Raises:
-        TimeoutError: It was not within ``timeout`` seconds, or another worker is gone or silent.
+        TimeoutError: ``timeout`` seconds have passed, or another worker is gone or silent.
     """
     began = time.monotonic()
     look = began + BEAT_SECONDS
@@ -287,7 +287,7 @@ def _await(done: Callable[[], bool], timeout: float) -> None:
 
 
 def _within(seconds: float, work: Callable[[], None], device: torch.device) -> None:
-    """Do something for some seconds at most; what takes longer is left to end with the process."""
+    """Do some work for so many seconds at most; what takes longer goes on in a thread."""
 
     def quietly() -> None:
         try:

@@ -1,4 +1,4 @@
-"""Processes as whoever starts them sees them: started, signalled, looked at, ended."""
+"""Child processes of a run: started, signalled, watched and ended."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from batchwright.distributed.exit_reports import ERRORS_FOLDER
 from batchwright.distributed.processes import child_environment
 
 POLL_SECONDS = 0.1
-_LAST_LINES = 1.0  # seconds, for what a companion said last: a child of its own may hold the pipe
-_ANOTHERS = ("GROUP_", "MASTER_", "ROLE_", "TORCHELASTIC_")  # of a launcher that started this one
+_LAST_LINES = 1.0  # seconds for a companion's last lines: a child of its own may hold the pipe
+_ANOTHERS = ("GROUP_", "MASTER_", "ROLE_", "TORCHELASTIC_")  # of the launcher of this process
 
 
 class Children:
@@ -33,7 +33,7 @@ class Children:
         command: A module whose main calls `processes.worker_main`, and its command line.
         threads: Compute threads of each; unset: as the environment says.
         folder: Takes logs and error reports; it exists.
-        environment: Variables that all have besides this process's.
+        environment: Variables of all workers besides this process's.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Children:
         files: Sequence[int] = (),
         arguments: Sequence[str] = (),
     ) -> None:
-        """Start a worker, also in place of one that has ended.
+        """Start a worker, maybe in place of one that has ended.
 
-        It alone has these variables, descriptors, and arguments behind those of all.
+        The variables, descriptors and further arguments are for this worker alone.
         """
         log = self._logs.get(rank)
         if log is None:
@@ -76,16 +76,16 @@ class Children:
         )
 
     def runs(self, rank: int) -> bool:
-        """Whether a worker is there."""
+        """Whether a worker runs."""
         process = self._processes.get(rank)
         return process is not None and process.poll() is None
 
     def running(self) -> bool:
-        """Whether any is there."""
+        """Whether any worker runs."""
         return any(process.poll() is None for process in self._processes.values())
 
     def exit_codes(self) -> dict[int, int]:
-        """Exit codes, by rank, of those that have ended; negative: by that signal."""
+        """Exit codes, by rank, of workers that have ended; negative if by a signal."""
         codes = {rank: process.poll() for rank, process in self._processes.items()}
         return {rank: code for rank, code in codes.items() if code is not None}
 
@@ -94,16 +94,16 @@ class Children:
         return {rank: code for rank, code in self.exit_codes().items() if code}
 
     def forget(self, rank: int) -> None:
-        """Leave one that has ended out of account."""
+        """Forget a worker that has ended."""
         del self._processes[rank]
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to all that are there."""
+        """Send a signal to all workers that run."""
         for rank in self._processes:
             self.send_to(rank, number)
 
     def send_to(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to one, if it is there."""
+        """Send a signal to a worker, if it runs."""
         if self.runs(rank):
             self._processes[rank].send_signal(number)
 
@@ -113,7 +113,7 @@ class Children:
         poll: Callable[[], None] = lambda: None,
         unless: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until all have ended, for so long at most, or until ``unless`` says so.
+        """Wait until all have ended, for so many seconds at most, or until ``unless()``.
 
         ``poll`` is called meanwhile, some twenty times a second.
         """
@@ -123,23 +123,23 @@ class Children:
             time.sleep(POLL_SECONDS / 2)
 
     def kill(self) -> None:
-        """End all at once."""
+        """Kill all workers."""
         self.send(signal.SIGKILL)
         for process in self._processes.values():
             process.wait()
 
     def close(self) -> None:
-        """End all at once, and close their logs."""
+        """Kill all workers, and close their logs."""
         self.kill()
         for log in self._logs.values():
             log.close()
 
 
 class Companion:
-    """A process beside this one that takes orders, a line of JSON each, and says lines.
+    """A process beside this one that takes orders, a line of JSON each, and prints lines.
 
-    Arguments are those of `fork_server.start`, but ``log`` takes what it prints on standard error;
-    unset: where this one prints.
+    Arguments as for `fork_server.start`, except that ``log`` takes its standard error alone;
+    unset: this process's own.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Companion:
         self._reader.start()
 
     def say(self, order: Mapping[str, Any]) -> None:
-        """Give it an order; one that has ended does not hear it."""
+        """Send an order; a process that has ended does not get it."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 - it is a pipe
         with suppress(OSError):
@@ -173,21 +173,21 @@ class Companion:
             pipe.flush()
 
     def lines(self) -> Iterator[str]:
-        """What it has said since this was called last."""
+        """Lines that it has printed since the last call."""
         while self._said:
             yield self._said.popleft()
 
     @property
     def silent(self) -> bool:
-        """Whether it has ended, and all that it said was asked for."""
+        """Whether it has ended, and `lines` has returned all that it printed."""
         return self.poll() is not None and not (self._reader.is_alive() or self._said)
 
     def poll(self) -> int | None:
-        """Its exit code, negative if a signal ended it; ``None`` while it runs."""
+        """Exit code, negative if a signal ended it; ``None`` while it runs."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """Wait until it has ended, for so long at most; returns the exit code."""
+        """Wait for its end, for so many seconds at most; returns the exit code."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self.poll()
@@ -197,7 +197,7 @@ class Companion:
         self._process.terminate()
 
     def close(self) -> None:
-        """End it at once, if it still runs."""
+        """Kill it, if it still runs."""
         self._process.kill()
         self._process.wait()
         self._reader.join(_LAST_LINES)
@@ -206,7 +206,7 @@ class Companion:
             self._process.stdin.close()
 
     def _read(self) -> None:
-        """Take in what it says; it is never kept waiting."""
+        """Read its lines as they come, so that it never waits for this process."""
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         with self._process.stdout as lines:
             for line in lines:

@@ -1,4 +1,4 @@
-"""Whether held-out accuracy is that of an average of the weights, what follows, and why."""
+"""Whether held-out accuracy is evaluated with an average of the weights, and the reasons for it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from batchwright.records import Job, Reason
 from batchwright.records.text.formatting import counted, percent
 
 AVERAGE_EPOCHS = 0.5
-"""That the average looks back on: of five averages the one with which trainings of 12 and 16 epochs
-came earliest to accuracies 0.5, 2 and 5 points below that of their end (docs/log.md)."""
-_EARLIER = 0.86  # of the epochs that the weights take, over twelve trainings of four tasks
+"""Epochs that the average of the weights looks back on. Of five lengths tried this one reached the
+accuracies 0.5, 2 and 5 points below the final one earliest, in trainings of 12 and 16 epochs
+(docs/log.md)."""
+_EARLIER = 0.86
+"""Epochs until an average reaches an accuracy over those until the weights reach it: the mean over
+twelve trainings of four tasks."""
 STRETCH = 2
-"""A schedule is laid out over so many times the epochs that its target is likely to take. While the
-rate is high an average is above the end of a whole training of as many epochs, so the target comes
+"""Epochs of a schedule over the epochs that its target is likely to take. While the rate is high,
+an average is more accurate than a whole training of as many epochs at its end, so the target comes
 sooner; and the target may take more epochs than was thought (docs/log.md)."""
-_SOONER = 0.8  # of the epochs of a schedule that ends at the target
+_SOONER = 0.8
+"""Epochs until the target in a stretched schedule over those of a schedule that ends there."""
 
 
 def averaged_epochs(job: Job) -> float | None:
@@ -23,21 +27,21 @@ def averaged_epochs(job: Job) -> float | None:
 
 
 def scheduled_epochs(job: Job, needed: int) -> int:
-    """Epochs that the rate's decay is laid out over, at most the job's.
+    """Number of epochs that the rate's decay is laid out over.
 
-    Where none of them is evaluated when the target is likely to be reached, training could not end
-    there: then the schedule does.
+    The schedule is `STRETCH` times as long as needed only if an evaluation follows the epoch in
+    which the target is likely to be reached: without one, training could not end there.
 
     Args:
-        job: Its ``epochs`` are the most.
-        needed: Epochs that the training is to take.
+        job: Its ``epochs`` are the upper bound.
+        needed: Epochs that the target is likely to take.
     """
     stretched = job.averages and needed % job.evaluate_epochs == 0
     return min(job.epochs, STRETCH * needed) if stretched else needed
 
 
 def averaging_reasons(job: Job) -> tuple[Reason, ...]:
-    """Why weights are averaged; nothing to say where they are not."""
+    """Why weights are averaged; empty where they are not."""
     back = averaged_epochs(job)
     if back is None:
         return ()
@@ -52,7 +56,12 @@ def averaging_reasons(job: Job) -> tuple[Reason, ...]:
 
 
 def schedule_reasons(needed: int, laid_out: int) -> tuple[Reason, ...]:
-    """Why the schedule is longer than the training is to be; nothing to say where it is not."""
+    """Why the schedule is longer than the planned training; empty where it is not.
+
+    Args:
+        needed: Epochs that the target is likely to take.
+        laid_out: Epochs of the schedule, from `scheduled_epochs`.
+    """
     if laid_out == needed:
         return ()
     why = (

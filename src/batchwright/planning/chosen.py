@@ -1,4 +1,4 @@
-"""What a choice comes to, said where it is made."""
+"""A value that the plan chooses, together with the reason for it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ Value = TypeVar("Value")
 
 
 class Chosen(NamedTuple, Generic[Value]):
-    """A value, and why it is that one.
+    """A chosen value and the reason for it."""
 
-    Attributes:
-        value: What was chosen.
-        why: In a sentence or more.
-        source: Where it comes from.
-        reference: Who published it, if anybody.
-        alternatives: What else there was.
-    """
-
-    value: Value
-    why: str
+    value: Value  # the chosen value
+    why: str  # the reason, in a sentence or more
+    # Where the value comes from: measured, predicted, published, assumed or asked for.
     source: Source
-    reference: str = ""
-    alternatives: tuple[Alternative, ...] = ()
+    reference: str = ""  # the publication that the value is taken from; empty without one
+    alternatives: tuple[Alternative, ...] = ()  # other values that were considered
 
     def reason(self, choice: str, shown: str = "") -> Reason:
-        """As a record of the plan; ``shown`` is the value with its unit."""
+        """The reason as a record of the plan.
+
+        Args:
+            choice: What was chosen, such as ``learning rate``.
+            shown: The value with its unit; unset: the value as it prints.
+        """
         return Reason(
             choice=choice,
             value=shown or str(self.value),

@@ -1,4 +1,4 @@
-"""What a plan says of compiling, and when it no longer pays for a training."""
+"""Whether compiling the network pays for a training, and what the plan says about it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from batchwright.records.text.formatting import counted, duration, milliseconds,
 
 
 def compile_seconds(profile: Profile) -> float:
-    """What a training pays once for being compiled; 0 where it is not."""
-    told = profile.compilation
-    return (told.compile_seconds or 0.0) if told is not None and told.chosen else 0.0
+    """Seconds that compiling takes once at the start of a training; 0 if it is not compiled."""
+    times = profile.compilation
+    return (times.compile_seconds or 0.0) if times is not None and times.chosen else 0.0
 
 
 def check_compilation(profile: Profile, job: Job) -> None:
-    """Refuse a training that is too short for what the probe has compiled for a longer one.
+    """Refuse a training that is too short for compiling, where the probe compiled a longer one.
 
-    Epochs that a plan chooses itself, to reach a target, are not known yet: its reason tells.
+    A job with a target accuracy passes: the plan chooses its epochs later.
 
     Raises:
         PlanError: Compiling would take longer than what it saves, and the job left it open.
     """
-    told = profile.compilation
-    if told is None or told.asked or not told.chosen or job.goal.target is not None:
+    times = profile.compilation
+    if times is None or times.asked or not times.chosen or job.goal.target is not None:
         return
-    saved, paid = _saved(told, profile.job, job.epochs), told.compile_seconds or 0.0
+    saved, paid = _saved(times, profile.job, job.epochs), times.compile_seconds or 0.0
     if saved <= paid:
         raise PlanError(
             f"the profile was measured compiled, for {counted(profile.job.epochs, 'epoch')}; "
@@ -35,44 +35,49 @@ def check_compilation(profile: Profile, job: Job) -> None:
 
 
 def compilation(profile: Profile, job: Job) -> tuple[Reason, ...]:
-    """Whether the network is compiled, by both numbers; nothing to say where it was no question.
+    """Whether the network is compiled, and what that costs and saves.
 
-    ``job`` says how many epochs are trained.
+    Args:
+        profile: What was measured.
+        job: The job to plan for; its ``epochs`` are those that the saved seconds are for.
+
+    Returns:
+        One reason; empty where the probe did not consider compiling.
     """
-    told = profile.compilation
-    if told is None:
+    times = profile.compilation
+    if times is None:
         return ()
-    value = "on" if told.chosen else "off"
-    source: Source = "asked" if told.asked else "measured"
-    return (Chosen(value, _words(told, profile.job, job.epochs), source).reason("compiling"),)
+    value = "on" if times.chosen else "off"
+    source: Source = "asked" if times.asked else "measured"
+    return (Chosen(value, _words(times, profile.job, job.epochs), source).reason("compiling"),)
 
 
-def _words(told: CompilationTimes, measured: Job, epochs: int) -> str:
-    if told.failure:
-        return f"The network cannot be compiled here: {told.failure}."
-    if told.ratio is None or told.compile_seconds is None or told.compiled_seconds is None:
+def _words(times: CompilationTimes, measured: Job, epochs: int) -> str:
+    if times.failure:
+        return f"The network cannot be compiled here: {times.failure}."
+    if times.ratio is None or times.compile_seconds is None or times.compiled_seconds is None:
         return (
             f"To train {counted(measured.epochs, 'epoch')} takes some "
-            f"{duration(told.training_seconds)}, too short a time for compiling to pay: it was not "
-            "tried."
+            f"{duration(times.training_seconds)}, too short a time for compiling to pay: it was "
+            "not tried."
         )
-    ratio, saved = told.ratio, _saved(told, measured, epochs)
+    ratio, saved = times.ratio, _saved(times, measured, epochs)
     what = f"saves {significant(saved)} s" if saved >= 0 else f"loses {significant(-saved)} s"
     why = (
-        f"Compiling took {significant(told.compile_seconds)} s. A step of "
-        f"{told.local_batch_size} images takes {milliseconds(told.compiled_seconds)} compiled and "
-        f"{milliseconds(told.plain_seconds)} as it is: {ratio.value:.2f} times as long "
+        f"Compiling took {significant(times.compile_seconds)} s. A step of "
+        f"{times.local_batch_size} images takes {milliseconds(times.compiled_seconds)} compiled "
+        f"and {milliseconds(times.plain_seconds)} as it is: {ratio.value:.2f} times as long "
         f"({ratio.low:.2f} to {ratio.high:.2f}), in turns. Over "
         f"{counted(epochs, 'epoch')} that {what}."
     )
-    if told.asked:
+    if times.asked:
         return f"{why} The job asks for it."
-    if not told.chosen:
+    if not times.chosen:
         return f"{why} At the interval's upper end that is not more than it costs."
     return f"{why} What compiling takes is in the training time, not in an epoch's."
 
 
-def _saved(told: CompilationTimes, measured: Job, epochs: int) -> float:
-    """Seconds that a training of so many epochs is shorter compiled."""
-    ratio = told.ratio.value if told.ratio else 1.0
-    return (1 - ratio) * told.training_seconds * epochs / measured.epochs
+def _saved(times: CompilationTimes, measured: Job, epochs: int) -> float:
+    """Seconds that compiling saves in ``epochs`` epochs; ``measured`` is the probe's own job."""
+    ratio = times.ratio.value if times.ratio else 1.0
+    return (1 - ratio) * times.training_seconds * epochs / measured.epochs

@@ -1,8 +1,8 @@
-"""Adaptive gradient scaling and AdaScale's gain, in the plan: their rule, and parts to measure by.
+"""Adaptive gradient scaling and AdaScale's gain in a plan: their rule, and how steps are cut.
 
-Telling a gradient's noise from its signal takes several parts of each step: its workers' gradients,
-or those of micro-batches. Where there are too few, micro-batches are made smaller; that costs the
-fixed time of a pass each, which the predicted times contain.
+Gradient noise is measured by comparing the gradients of several parts of a step: those of its
+workers, or of its micro-batches. Where a step has too few parts, its micro-batches are made
+smaller. Each further pass costs its fixed time, which the predicted times contain.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.algorithms.learning_rate import room_to_linear
+from batchwright.algorithms.partition import split_evenly
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
 from batchwright.records.registries.optimizers import OPTIMIZERS
 
 WANTED_PARTS = 4
-"""Parts of a step that are wanted: with fewer, noise can hardly be told from signal."""
+"""Smallest number of parts of a step with which noise can be told from signal well."""
 NORMALIZED = 8
-"""Samples; with fewer in a part, batch normalization costs accuracy: Wu and He 2018, arXiv
-1803.08494, have 1.2 points more error with 8 than with 32, 3.7 with 4 and 11.1 with 2."""
+"""Fewest samples of a part with which batch normalization costs little accuracy: Wu and He 2018,
+arXiv 1803.08494, measured 1.2 points more error with 8 than with 32, 3.7 with 4 and 11.1 with 2."""
 
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Into how many parts a step is cut, at least.
+    """Into how many parts a step is cut, at least."""
 
-    Attributes:
-        parts: Of a step, all its workers together.
-        base_batch: Steps of at most so many samples are left whole: their factors are 1.
-        alone: Whether each worker's step is its own, as under a parameter server.
-    """
-
-    parts: int
-    base_batch: int
-    alone: bool
+    parts: int  # parts of a step, over all its workers
+    base_batch: int  # steps of at most so many samples are not cut: their factors are 1
+    alone: bool  # whether each worker steps by itself, as under a parameter server
 
     def passes(self, workers: int, local: int | None = None) -> int:
-        """Micro-batches of each of so many workers; of any large batch if ``local`` is unset."""
+        """Fewest micro-batches of each worker.
+
+        Args:
+            workers: Number of workers.
+            local: Local batch, in samples; unset: any batch that is large enough to be cut.
+        """
         batch = local if self.alone or local is None else workers * local
         if batch is not None and batch <= self.base_batch:
             return 1
         return self.parts if self.alone else -(-self.parts // workers)
 
     def most_at_once(self, local: Sequence[int], least: int) -> int:
-        """Largest micro-batch that leaves parts enough, or as many as there can be.
+        """Largest micro-batch with which a step has enough parts, or as many as it can have.
 
         Args:
             local: Samples per step of each worker.
@@ -65,14 +65,14 @@ class StepSplit:
 
 
 def step_split_of(job: Job) -> StepSplit | None:
-    """How a job's steps are to be cut; `None` where nothing is told from parts."""
+    """How a job's steps are to be cut; `None` where the job does not use gradient noise."""
     if job.ags.factors == "off" and job.rate_scaling != "gain":
         return None
     return StepSplit(job.ags.parts, job.base_batch, job.method_spec.served)
 
 
 def small_parts(local: int, passes: int, least: int) -> list[int]:
-    """A local batch in ``passes`` even parts of at least ``least``, or as many as there can be.
+    """A local batch in ``passes`` even parts, or in fewer so that each has ``least`` samples.
 
     Example:
         >>> small_parts(10, 4, 1), small_parts(9, 4, 2)
@@ -83,12 +83,11 @@ def small_parts(local: int, passes: int, least: int) -> list[int]:
     # Training cuts by the largest part: 9 in 4 parts of up to 3 would come out as 3 of them.
     while count < possible and -(-local // -(-local // count)) < min(passes, possible):
         count += 1
-    part, larger = divmod(local, count)
-    return [part + 1] * larger + [part] * (count - larger)
+    return split_evenly(local, count)
 
 
 def ags_rule(job: Job) -> AgsRule | None:
-    """The plan's rule for adaptive gradient scaling; `None` if the job does not want it."""
+    """The plan's rule for adaptive gradient scaling; `None` if the job does not ask for it."""
     asked, mode = job.ags, job.ags.factors
     if mode == "off":
         return None
@@ -102,7 +101,7 @@ def ags_rule(job: Job) -> AgsRule | None:
 
 
 def most_factor(rule: AgsRule, rate: LearningRateRule, batch: int) -> float:
-    """The largest factor that a tensor can get in a step of so many samples."""
+    """The largest factor that a tensor can get in a step of ``batch`` samples."""
     most = room_to_linear(rate, rule.base_batch, batch) if rule.most is None else rule.most
     return max(rule.least, min(_of_noise(rule, batch), most))
 
@@ -110,10 +109,17 @@ def most_factor(rule: AgsRule, rate: LearningRateRule, batch: int) -> float:
 def largest_rate(
     rule: AgsRule, rate: LearningRateRule, peak: float, batch: int
 ) -> tuple[float, bool]:
-    """What factors can make of a rate in a step of so many samples.
+    """The largest rate that factors can give a tensor in a step of ``batch`` samples.
+
+    Args:
+        rule: The rule for the factors.
+        rate: The learning rate.
+        peak: The rate that the factors multiply, per step.
+        batch: Samples of the step.
 
     Returns:
-        The largest product, per step, and whether that is more than linear scaling gives.
+        The largest product of rate and factor, per step; and whether that is more than linear
+        scaling gives.
     """
     ratio = max(1.0, batch / rate.base_batch)
     factor = most_factor(rule, rate, batch)
@@ -124,29 +130,35 @@ def largest_rate(
 
 
 def check_parts(job: Job, stages: Sequence[Stage], least: int) -> None:
-    """Refuse a batch that nothing can be told from.
+    """Refuse steps whose gradient noise cannot be measured, and an `ags.least` that is too large.
 
     Raises:
-        PlanError: A step that wants factors has one part only.
-        JobError: The smallest factor is larger than any that is wanted.
+        PlanError: A step that needs factors has one part only.
+        JobError: The smallest factor is larger than any that noise can call for.
     """
-    parting = step_split_of(job)
-    if parting is None:
+    split = step_split_of(job)
+    if split is None:
         return
-    steps = [(sizes, stage) for stage in stages for sizes in _steps(parting, stage)]
+    steps = [(sizes, stage) for stage in stages for sizes in _steps(split, stage)]
     for sizes, stage in steps:
         check_step(job, sizes, stage.micro_batch_size, least)
     check_least(job, max(sum(sizes) for sizes, _ in steps))
 
 
 def check_step(job: Job, local: Sequence[int], micro_batch: int, least: int) -> None:
-    """Refuse a step that wants factors and has one part only.
+    """Refuse a step that needs factors and has one part only.
+
+    Args:
+        job: Resolved.
+        local: Samples per step of each worker, or of one worker that steps by itself.
+        micro_batch: Most samples in one forward pass.
+        least: Fewest samples of a part.
 
     Raises:
-        PlanError: It is such a step.
+        PlanError: The step is larger than the base batch, and cannot be cut into two parts.
     """
-    parting = step_split_of(job)
-    if parting is None or sum(local) <= parting.base_batch:
+    split = step_split_of(job)
+    if split is None or sum(local) <= split.base_batch:
         return
     if _parts(local, micro_batch, least) < 2:
         raise PlanError(
@@ -156,10 +168,10 @@ def check_step(job: Job, local: Sequence[int], micro_batch: int, least: int) -> 
 
 
 def check_least(job: Job, batch: int) -> None:
-    """Refuse a smallest factor above all that a step of so many samples can want.
+    """Refuse an `ags.least` above the largest factor that a step of ``batch`` samples can have.
 
     Raises:
-        JobError: It is.
+        JobError: `ags.least` is larger, and `ags.most` is not given.
     """
     rule = ags_rule(job)
     if rule is None or rule.most is not None:
@@ -173,30 +185,46 @@ def check_least(job: Job, batch: int) -> None:
 
 
 def reasons(
-    job: Job, stages: Sequence[Stage], least: int, rate: LearningRateRule, update: str
+    job: Job,
+    stages: Sequence[Stage],
+    least: int,
+    rate: LearningRateRule,
+    update: str,
+    *,
+    by_runs: bool = False,
 ) -> tuple[Reason, ...]:
-    """Why gradients are scaled as they are or could be, and how steps are cut for it."""
-    parting, rule = step_split_of(job), ags_rule(job)
-    if parting is None:
+    """Why gradients are scaled or not, and into how many parts steps are cut.
+
+    Args:
+        job: Resolved.
+        stages: The plan's table; its last row is described.
+        least: Fewest samples of a part.
+        rate: The learning rate.
+        update: The optimizer.
+        by_runs: Whether runs decided for the job's `ags.mode`, rather than the job itself.
+    """
+    split, rule = step_split_of(job), ags_rule(job)
+    if split is None:
         return _no_factors(job, stages) if OPTIMIZERS[update].follows_gradients else ()
     stage = stages[-1]
-    sizes = max(_steps(parting, stage), key=sum)
-    batch, larger = sum(sizes), sum(sizes) > parting.base_batch
+    sizes = max(_steps(split, stage), key=sum)
+    batch, larger = sum(sizes), sum(sizes) > split.base_batch
     found = []
     if rule is not None:
-        found.append(
-            _scaling(job, rule, batch, rate, followed=OPTIMIZERS[update].follows_gradients)
-        )
+        followed = OPTIMIZERS[update].follows_gradients
+        found.append(_scaling(job, rule, batch, rate, followed=followed, by_runs=by_runs))
     if larger:
         parts = _parts(sizes, stage.micro_batch_size, least)
         wanted = job.ags.parts
-        told = f", of which there are to be at least ags.parts={wanted}"
+        how_many = f", of which there are to be at least ags.parts={wanted}"
         if parts < wanted:
-            told = f": ags.parts={wanted} of at least {least} samples do not come out of {batch}"
+            how_many = (
+                f": ags.parts={wanted} of at least {least} samples do not come out of {batch}"
+            )
         few = f"; fewer than {WANTED_PARTS} tell little" if parts < WANTED_PARTS else ""
         why = (
             "Noise is told from signal by the gradients of a step's parts, workers times "
-            f"micro-batches{told}{few}."
+            f"micro-batches{how_many}{few}."
         )
         value = f"{parts} of up to {_largest(sizes, stage.micro_batch_size, least)} samples"
         found.append(Chosen(value, why, "assumed").reason("parts of a step"))
@@ -204,7 +232,7 @@ def reasons(
 
 
 def _no_factors(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
-    """Why gradients are not scaled, where they could be and the job leaves it open."""
+    """Why gradients are not scaled, where the job leaves it open and the batch is a large one."""
     gather = max if job.method_spec.served else sum
     batch = max(gather(stage.local_batch_sizes) for stage in stages)
     if job.ags.mode != "auto" or batch <= job.base_batch:
@@ -222,16 +250,21 @@ def _no_factors(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
 
 
 def doubts(plan: Plan, least: int) -> tuple[str, ...]:
-    """What of factors and parts may not be meant, a line each."""
-    parting = step_split_of(plan.job)
-    if parting is None:
+    """Warnings about factors and parts that the user may not have meant, a line each.
+
+    Args:
+        plan: The plan.
+        least: Fewest samples of a part.
+    """
+    split = step_split_of(plan.job)
+    if split is None:
         return ()
     key, asked = _key(plan.job), plan.job.ags.parts
     found: dict[str, None] = {}
     for stage in plan.stages:
-        for sizes in _steps(parting, stage):
+        for sizes in _steps(split, stage):
             batch, most = sum(sizes), _largest(sizes, stage.micro_batch_size, least)
-            if batch <= parting.base_batch:
+            if batch <= split.base_batch:
                 continue
             parts = _parts(sizes, stage.micro_batch_size, least)
             cut = f"{key} with ags.parts={asked} has {parts} parts of up to {most} samples in steps"
@@ -247,16 +280,19 @@ def doubts(plan: Plan, least: int) -> tuple[str, ...]:
                     f"{cut} of {batch}, and batch normalization goes by each part: below "
                     f"{NORMALIZED} samples it costs accuracy; give {how}"
                 ] = None
-    return (*_doubts_of_rate(plan, parting), *found)
+    return (*_doubts_of_rate(plan, split), *found)
 
 
 def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> str:
-    """Why a training cannot tell its noise scale, and what would, in a sentence; empty if it can.
+    """Why a training cannot measure its gradient noise scale, and what would allow it to.
 
     Args:
         stages: The plan's table.
         least: Fewest samples of a part.
         served: Whether each worker steps by itself, under a parameter server.
+
+    Returns:
+        Two sentences; empty if some step has two parts or more.
     """
     largest = 0
     for stage in stages:
@@ -276,13 +312,13 @@ def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> st
     )
 
 
-def _doubts_of_rate(plan: Plan, parting: StepSplit) -> tuple[str, ...]:
+def _doubts_of_rate(plan: Plan, split: StepSplit) -> tuple[str, ...]:
     rule, rate = plan.ags, plan.learning_rate
     if rule is None or not OPTIMIZERS[plan.update].follows_gradients:
         return ()
     found, idle = [], True
     for stage in plan.stages:
-        batch = max(sum(sizes) for sizes in _steps(parting, stage))
+        batch = max(sum(sizes) for sizes in _steps(split, stage))
         largest, beyond = largest_rate(rule, rate, stage.learning_rate, batch)
         if beyond:
             found.append((largest, batch))
@@ -305,26 +341,31 @@ def _doubts_of_rate(plan: Plan, parting: StepSplit) -> tuple[str, ...]:
 
 
 def _key(job: Job) -> str:
-    """What wants factors."""
+    """The key of the job that asks for factors, with its value."""
     return f"ags.mode={job.ags.mode}" if job.ags.factors != "off" else "scaling=gain"
 
 
 def _of_noise(rule: AgsRule, batch: int) -> float:
-    """The factor where there is noise and no signal."""
+    """The factor of a gradient that is noise alone, without any signal."""
     ratio = max(1.0, batch / rule.base_batch)
     return ratio**0.5 if rule.mode == "norm" else ratio
 
 
 def _scaling(
-    job: Job, rule: AgsRule, batch: int, rate: LearningRateRule, *, followed: bool
+    job: Job, rule: AgsRule, batch: int, rate: LearningRateRule, *, followed: bool, by_runs: bool
 ) -> Reason:
-    """Why, and what it comes to where the optimizer ``followed`` a gradient's size."""
+    """The reason for the factors.
+
+    ``followed`` says whether the optimizer's update follows the size of the gradient: then the
+    reason names the largest rate that comes of it.
+    """
+    origin = "By the runs given" if by_runs else "Asked for"
     ratio = batch / rule.base_batch
     most = most_factor(rule, rate, batch)
     value = f"{rule.mode}, factors of {rule.least:g} to {most:.3g}"
     what = "ratio of its norms" if rule.mode == "norm" else "squared ratio of its norms"
     why = (
-        f"Asked for. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
+        f"{origin}. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
         f"samples, measured over the last {rule.lookback} steps or so."
     )
     if job.rate_scaling == "gain":
@@ -342,26 +383,26 @@ def _scaling(
     if ratio <= 1:
         value = "none"
         why = (
-            f"Asked for (ags.mode={rule.mode}), and a batch of {batch} is not above "
+            f"{origin} (ags.mode={rule.mode}), and a batch of {batch} is not above "
             f"base_batch={rule.base_batch}: there is nothing to make up for."
         )
     why = f"{why} {OPTIMIZERS[job.optimizer].on_factors}".rstrip()
-    return Chosen(value, why, "asked").reason("gradient scaling")
+    return Chosen(value, why, "measured" if by_runs else "asked").reason("gradient scaling")
 
 
-def _steps(parting: StepSplit, stage: Stage) -> list[tuple[int, ...]]:
-    """Local batches of each step of its own: one over all workers, or one of each."""
+def _steps(split: StepSplit, stage: Stage) -> list[tuple[int, ...]]:
+    """Local batches of each step: one step of all workers, or a step of each worker alone."""
     sizes = stage.local_batch_sizes
-    return [(size,) for size in sizes] if parting.alone else [sizes]
+    return [(size,) for size in sizes] if split.alone else [sizes]
 
 
 def _parts(local: Sequence[int], most: int, least: int) -> int:
-    """Parts of a step, as training cuts it."""
+    """Number of parts into which training cuts a step of these local batches."""
     return sum(_passes(size, most, least) for size in local)
 
 
 def _largest(local: Sequence[int], most: int, least: int) -> int:
-    """Samples of the largest of them."""
+    """Samples of the largest of these parts."""
     return max(-(-size // _passes(size, most, least)) for size in local)
 
 

@@ -14,7 +14,7 @@ from batchwright.algorithms.learning_rate import (
     start_of,
     warmup_of,
 )
-from batchwright.planning.candidates.learnt import Learnt
+from batchwright.planning.candidates.learnt import LearningLaw
 from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.chosen import Chosen
 from batchwright.records import (
@@ -50,15 +50,26 @@ def rate_of(
     data: DataFacts,
     network: NetworkFacts,
     update: OptimizerName,
-    learnt: Learnt | None = None,
+    learnt: LearningLaw | None = None,
+    *,
+    by_runs: bool = False,
 ) -> tuple[LearningRateRule, tuple[Reason, ...]]:
-    """The rate of a plan of one row, and why it, its warm-up and its decay are so.
+    """The learning rate of a plan of one row, and the reasons for rate, warm-up and decay.
 
-    ``learnt`` is what trials tell of rates.
+    Args:
+        job: Resolved.
+        batch: Global batch, in samples.
+        data: The data set.
+        network: The network.
+        update: The optimizer.
+        learnt: The law of learning, with the rates that trials had; `None` without trials.
+        by_runs: Whether runs decided for the job's `scaling`, rather than the job itself.
     """
     scale = learnt.rate_scale(update, batch) if learnt else 1.0
     rule = rule_for(job, batch, data, network, update, scale)
     rate = _rate(rule, batch, remark_on_rate(job, rule, update))
+    if by_runs and rate.source == "asked":
+        rate = rate._replace(source="measured")
     if tried := _rates_tried(job, batch, update, learnt):
         rate = rate._replace(why=f"{rate.why} {tried}", source="measured", reference="")
     return rule, _reasons(job, rule, batch, rate, Chosen(rule.decay, *_DECAY[rule.decay]))
@@ -67,9 +78,14 @@ def rate_of(
 def rate_at_top(
     job: Job, batch: int, network: NetworkFacts
 ) -> tuple[LearningRateRule, tuple[Reason, ...]]:
-    """The rate at the highest resolution, and why; ``batch`` is a worker's own under a server.
+    """The learning rate at the highest resolution, and the reasons for it.
 
-    A cycle's stages stand in the table, so nothing decays the rate but they.
+    Stages of a cycle have their own rates in the plan's table, so the rule has no decay then.
+
+    Args:
+        job: Resolved.
+        batch: Samples per step; under a parameter server those of one worker.
+        network: The network.
     """
     preset, asked, by_stages = job.preset, job, job.method_spec.cycles
     published = preset is not None and job.learning_rate == "auto"
@@ -106,7 +122,7 @@ def _reasons(
 
 
 def _rate(rule: LearningRateRule, batch: int, remark: str = "") -> Chosen[float]:
-    """The peak rate, for a step of ``batch`` samples; a ``remark`` is on its base."""
+    """The peak rate for a step of ``batch`` samples; ``remark`` is a sentence about its base."""
     ratio = f"{batch} / {rule.base_batch}"
     gains = "; the batch is not above that, so there is nothing to gain"
     if batch > rule.base_batch:
@@ -130,14 +146,12 @@ def _rate(rule: LearningRateRule, batch: int, remark: str = "") -> Chosen[float]
 
 
 def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
-    """How the rate begins, for a step of ``batch`` samples."""
-    found, first = (
-        warmup_of(job, rule.base, rule.peak, batch, job.epochs),
-        start_of(rule) * rule.peak,
-    )
+    """Epochs of warm-up for a step of ``batch`` samples."""
+    found = warmup_of(job, rule.base, rule.peak, batch, job.epochs)
+    first = start_of(rule) * rule.peak
     low = "" if rule.warmup_start is None else f", {rule.warmup_start:g} of the peak as asked"
     law = "power of" if job.warmup_law == "root" else "line in"
-    told: dict[str, tuple[str, Source, str]] = {
+    reasons: dict[str, tuple[str, Source, str]] = {
         "job": (f"Asked for. It begins at {first:.4g}{low}." if low else "Asked for.", "asked", ""),
         "one-cycle": (
             f"The cycle's own rise: half a cosine from {low[2:] or 'a 25th of the peak'}, over "
@@ -156,7 +170,7 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
             POSTER,
         ),
     }
-    why, source, reference = told[found.by]
+    why, source, reference = reasons[found.by]
     if found.by == "job" and raises_nothing(rule):
         why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
     if found.by == "rate" and rule.scaling == "gain":
@@ -164,11 +178,11 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
     return Chosen(rule.warmup_epochs, why, source, reference)
 
 
-def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt | None) -> str:
-    """What trials told of an optimizer's rate; empty where they had the usual one alone."""
+def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: LearningLaw | None) -> str:
+    """What trials at several rates showed, in sentences; empty where all had the usual rate."""
     if learnt is None:
         return ""
-    first = learnt.told_from(batch)
+    first = learnt.predictable_from(batch)
     few = "" if job.epochs >= first else f" to {learnt.steps} steps, as it tells nothing of fewer"
     model, planned = learnt.model, learnt.candidate(optimizer, batch, max(job.epochs, first))
     scales = sorted({exp(one.offset) for one in model.observed if one.optimizer == optimizer})
@@ -183,15 +197,15 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt 
     if planned.offset:
         more = f"{100 * (best - usual):.1f} points more"
         does_best = f"{exp(planned.offset):.3g} times it reaches {more} than the usual one"
-    told = (
+    words = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
         f"by the law of learning{few}: {does_best}."
     )
     if bounded:
-        told += (
+        words += (
             " Without batch normalization no rate above the highest at which something was learnt "
             "is taken, but the usual one."
         )
-    if (failing := model.least_failing(optimizer)) < inf:
-        told += f" At {exp(failing):.3g} times it nothing was learnt."
-    return told
+    if (failing := model.lowest_failing(optimizer)) < inf:
+        words += f" At {exp(failing):.3g} times it nothing was learnt."
+    return words

@@ -1,4 +1,4 @@
-"""What the measurements say of themselves in a plan: a busy machine, precision, memory, loading."""
+"""A plan's reasons that describe the measurements: a busy machine, precision, memory, loading."""
 
 from __future__ import annotations
 
@@ -25,32 +25,37 @@ from batchwright.records.text.formatting import milliseconds, percent
 from batchwright.records.text.load_text import disturbances, load_words
 
 _HOST_CORES = 4
-"""Of a worker on a GPU, beside its loader processes: its own thread, that of the backward pass, and
-those that make batches ready ahead. Assumed."""
+"""Cores of a worker on a GPU besides those of its loader processes: for its own thread, the thread
+of the backward pass, and the threads that prepare batches ahead. Assumed."""
 
 WORTH_A_REMEDY = 0.1
-"""Part of a step that loading must add before the plan says what to try."""
+"""Share of a step that loading must add before the plan says what to try."""
 
 IDLE_CORES = 0.8
 """Share of the cores that steps and loading together keep busy, below which more processes help."""
 
 
 def machine(profiles: Sequence[Profile], workers: int) -> tuple[Reason, ...]:
-    """What disturbed measurements for a plan with ``workers``; nothing to say of quiet machines."""
+    """What disturbed the measurements; empty where the machines were quiet.
+
+    Args:
+        profiles: One for each kind of worker.
+        workers: Number of workers in the plan.
+    """
     return tuple(
         Chosen(
             "busy while it was measured",
-            f"On {kind_of(profile)} {told}. Times may be too long or too short, and more than "
+            f"On {kind_of(profile)} {words}. Times may be too long or too short, and more than "
             f"the intervals say: probe again while it is quiet{_one_thread(profile, workers)}.",
             "measured",
         ).reason("machine")
         for profile in profiles
-        if (told := load_words(profile.load))
+        if (words := load_words(profile.load))
     )
 
 
 def _one_thread(profile: Profile, workers: int) -> str:
-    """What helps where it is never quiet, and a worker has several threads."""
+    """Advice for a machine that is never quiet; empty where a worker has one thread anyway."""
     threads = threads_of(profile.cluster, workers)
     busy = profile.load is not None and disturbances(profile.load)
     if profile.cluster.device != "cpu" or threads < 2 or not busy:
@@ -59,9 +64,10 @@ def _one_thread(profile: Profile, workers: int) -> str:
 
 
 def threads_of(cluster: Cluster, workers: int) -> int:
-    """Compute threads that each of so many workers had, or has where more were not measured.
+    """Compute threads of each of ``workers`` workers.
 
-    Fewer than measured together had more each, unless a number of threads was given.
+    It is as measured for the workers that were measured together, and for more. Fewer workers share
+    all cores of the machine, so each has more threads, unless the number of threads was given.
     """
     share = max(1, cluster.cores // cluster.workers)
     if workers >= cluster.workers or cluster.threads != share:
@@ -70,10 +76,10 @@ def threads_of(cluster: Cluster, workers: int) -> int:
 
 
 def fewer_cores(profile: Profile, stages: Sequence[Stage], threads: int) -> int | None:
-    """Cores that a worker on a GPU needs, where they are fewer than its threads; else `None`.
+    """Cores that a worker on a GPU needs, if these are fewer than its threads; else `None`.
 
-    One that was probed alone had all cores of its machine, and uses few: some of its own, and twice
-    the loader processes that keep up with its steps, as far as there were so many.
+    A worker that was probed alone had all cores of its machine and uses few of them: `_HOST_CORES`,
+    and twice the loader processes that keep up with its steps, at most as many as it had.
     """
     if profile.cluster.device == "cpu":
         return None
@@ -82,9 +88,9 @@ def fewer_cores(profile: Profile, stages: Sequence[Stage], threads: int) -> int 
         size = stage.micro_batch_size
         point = nearest_loaded(profile.steps, stage.workers, stage.resolution, size)
         if point is not None and point.loading is not None:
-            told = point.loading
-            busy = ceil(2 * told.batch_seconds / point_seconds(point))
-            needed = max(needed, _HOST_CORES + min(told.loaders, busy))
+            times = point.loading
+            busy = ceil(2 * times.batch_seconds / point_seconds(point))
+            needed = max(needed, _HOST_CORES + min(times.loaders, busy))
     return needed if needed < threads else None
 
 
@@ -101,13 +107,13 @@ def measured_precision(profile: Profile, precision: Precision) -> Reason:
 
 
 def _ratio_words(profile: Profile) -> str:
-    """How the formats compare, how surely, and why at no larger batch."""
+    """The ratio of the times in both formats, its error, and why no larger batch was tried."""
     if profile.precision_ratio is None:
         return ""
-    told, size = profile.precision_ratio, profile.precisions[0].local_batch_size
-    ratio = told.ratio
+    compared, size = profile.precision_ratio, profile.precisions[0].local_batch_size
+    ratio = compared.ratio
     words = f": {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns"
-    if not told.finite:
+    if not compared.finite:
         words += (
             f". Gradients in {profile.precisions[-1].precision} were infinite or not a number "
             "where those in float32 were not, so float32 is taken"
@@ -117,21 +123,21 @@ def _ratio_words(profile: Profile) -> str:
             f", which is not certain to be a difference; {profile.precisions[-1].precision} is "
             "taken where it seems to save 1 % or more, else float32, which rounds less"
         )
-    if size < told.wanted_batch_size:
+    if size < compared.wanted_batch_size:
         words += (
-            f". The choice is for {told.wanted_batch_size} images, which time or memory did not "
-            "allow to try"
+            f". The choice is for {compared.wanted_batch_size} images, which time or memory did "
+            "not allow to try"
         )
     return words
 
 
 def recomputation(profile: Profile) -> tuple[Reason, ...]:
-    """Whether blocks are computed again in the backward pass; nothing to say where memory is ample.
+    """Whether blocks are computed again in the backward pass; empty if that was not considered.
 
-    The times and the memory of the profile are with what it says.
+    Times and memory of the profile were measured in the way that was chosen.
     """
-    asked, told = profile.job.activation_checkpointing, profile.recomputation
-    if told is None:
+    asked, times = profile.job.activation_checkpointing, profile.recomputation
+    if times is None:
         if asked != "on":
             return ()
         why = (
@@ -142,43 +148,43 @@ def recomputation(profile: Profile) -> tuple[Reason, ...]:
     return (
         Chosen(
             asked,
-            _fitting_words(told) + (" Such blocks are not compiled." if told.chosen else ""),
+            _fitting_words(times) + (" Such blocks are not compiled." if times.chosen else ""),
             "measured",
-            _RECOMPUTED if told.chosen else "",
-            () if told.ratio is None else (_way_not_taken(told),),
+            _RECOMPUTED if times.chosen else "",
+            () if times.ratio is None else (_way_not_taken(times),),
         ).reason("activation checkpointing"),
     )
 
 
 def graphs(profiles: Sequence[Profile]) -> tuple[Reason, ...]:
-    """Whether GPUs replay passes: by the first kind that does, if any.
+    """Whether GPUs replay passes from CUDA graphs; empty where that was not considered.
 
-    Nothing to say where there was no question.
+    Of several kinds of workers the first one that replays passes is described.
     """
     profile = next((one for one in profiles if one.job.cuda_graphs == "on"), profiles[0])
-    told, asked = profile.graphs, profile.job.cuda_graphs == "on"
-    if told is not None:
-        value = "on" if told.chosen else "off"
-        return (Chosen(value, _graph_words(told), "measured").reason("CUDA graphs"),)
+    times, asked = profile.graphs, profile.job.cuda_graphs == "on"
+    if times is not None:
+        value = "on" if times.chosen else "off"
+        return (Chosen(value, _graph_words(times), "measured").reason("CUDA graphs"),)
     why = "Asked for, and measured with it."
     return (Chosen("on", why, "asked").reason("CUDA graphs"),) if asked else ()
 
 
-def _graph_words(told: GraphTimes) -> str:
-    if told.failure:
-        return f"Passes of the network cannot be replayed here: {told.failure}."
-    if told.ratio is None or told.replayed_seconds is None:
+def _graph_words(times: GraphTimes) -> str:
+    if times.failure:
+        return f"Passes of the network cannot be replayed here: {times.failure}."
+    if times.ratio is None or times.replayed_seconds is None:
         return (
             "There is not enough memory to keep a step's passes recorded and take other steps "
             "beside them."
         )
-    ratio = told.ratio
+    ratio = times.ratio
     why = (
-        f"A step of {told.local_batch_size} images takes {milliseconds(told.replayed_seconds)} "
-        f"where forward and backward pass are replayed, and {milliseconds(told.plain_seconds)} as "
+        f"A step of {times.local_batch_size} images takes {milliseconds(times.replayed_seconds)} "
+        f"where forward and backward pass are replayed, and {milliseconds(times.plain_seconds)} as "
         f"it is: {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns."
     )
-    if told.chosen:
+    if times.chosen:
         return f"{why} The numbers are the same, the GPU waits less for the host."
     return f"{why} The host keeps up with the GPU here, so nothing is gained."
 
@@ -186,70 +192,70 @@ def _graph_words(told: GraphTimes) -> str:
 _RECOMPUTED = "Chen et al. 2016, Training deep nets with sublinear memory cost, arXiv 1604.06174"
 
 
-def _fitting_words(told: RecomputationTimes) -> str:
-    """What fits into the memory both ways, what it takes, and so what is done."""
-    wanted, plain, again = (
-        told.wanted_batch_size,
-        told.plain_batch_size,
-        told.recomputing_batch_size,
-    )
+def _fitting_words(times: RecomputationTimes) -> str:
+    """How many images fit into the memory with and without recomputation, and what each takes."""
+    plain = times.plain_batch_size
     why = (
-        f"Of {wanted} images on a worker {plain or 'not even the fewest'} fit at once into "
-        f"{told.limit_bytes / 2**20:,.0f} MiB, and {again or 'not even these'} where blocks of "
-        "the network are computed again in the backward pass. "
+        f"Of {times.wanted_batch_size} images on a worker {plain or 'not even the fewest'} fit at "
+        f"once into {times.limit_bytes / 2**20:,.0f} MiB, and "
+        f"{times.recomputing_batch_size or 'not even these'} where blocks of the network are "
+        "computed again in the backward pass. "
     )
-    if told.ratio is None or told.compared_batch_sizes is None:
-        if told.chosen:
+    if times.ratio is None or times.compared_batch_sizes is None:
+        if times.chosen:
             return f"{why}There is no other way to train it here."
         return why + (
             "So there is nothing to gain from it."
             if plain
             else "More memory is needed, or a smaller network or resolution."
         )
-    sizes, ratio = told.compared_batch_sizes, told.ratio
+    sizes, ratio = times.compared_batch_sizes, times.ratio
     why += (
-        f"A step of {sizes[0]} takes {milliseconds(told.plain_sample_seconds or 0)} an image, "
-        f"one of {sizes[1]} computed again {milliseconds(told.recomputing_sample_seconds or 0)}: "
+        f"A step of {sizes[0]} takes {milliseconds(times.plain_sample_seconds or 0)} an image, "
+        f"one of {sizes[1]} computed again {milliseconds(times.recomputing_sample_seconds or 0)}: "
         f"{ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns. "
     )
-    return why + ("So it is." if told.chosen else "So a larger batch goes in micro-batches.")
+    return why + ("So it is." if times.chosen else "So a larger batch goes in micro-batches.")
 
 
-def _way_not_taken(told: RecomputationTimes) -> Alternative:
-    """What the other way takes."""
-    seconds = told.plain_sample_seconds if told.chosen else told.recomputing_sample_seconds
-    size = told.plain_batch_size if told.chosen else told.recomputing_batch_size
+def _way_not_taken(times: RecomputationTimes) -> Alternative:
+    """Recomputation if the plan trains without it, and the other way round."""
+    seconds = times.plain_sample_seconds if times.chosen else times.recomputing_sample_seconds
+    size = times.plain_batch_size if times.chosen else times.recomputing_batch_size
     return Alternative(
-        value="off" if told.chosen else "on",
+        value="off" if times.chosen else "on",
         loss=f"{milliseconds(seconds or 0)} an image, {size} of them at once",
     )
 
 
 def loading(profile: Profile, stages: Sequence[Stage]) -> tuple[Reason, ...]:
-    """What loading has to do with the times; nothing to say where a step makes its own batch."""
+    """What loading adds to the step times; empty where it was not measured beside the steps."""
     stage = max(stages, key=lambda one: one.resolution)
     size = stage.micro_batch_size
     point = nearest_loaded(profile.steps, stage.workers, stage.resolution, size)
     if point is None or point.loading is None:
         return ()
-    told, batch, step = point.loading, point.local_batch_size, point_seconds(point)
-    processes = f"{told.loaders or 'no'} loader process{'es' * (told.loaders != 1)}"
+    times, batch, step = point.loading, point.local_batch_size, point_seconds(point)
+    processes = f"{times.loaders or 'no'} loader process{'es' * (times.loaders != 1)}"
     whose = "the worker" if point.workers == 1 else f"each of {point.workers} workers"
-    by = "a process takes" if told.loaders else "it takes"
-    # What a step waits is loading's for sure; the rest is a difference of two measurements.
-    longer = step / min(told.alone_seconds, step - told.input_seconds) - 1
+    by = "a process takes" if times.loaders else "it takes"
+    # The wait for images is loading's for sure; the rest is a difference of two measurements.
+    longer = step / min(times.alone_seconds, step - times.input_seconds) - 1
     why = (
         f"Measured with {processes} for {whose}, {batch} images in a step: {by} "
-        f"{milliseconds(told.batch_seconds / batch, 2)} an image. With its images at hand a step "
-        f"takes {milliseconds(told.alone_seconds)}, beside loading {milliseconds(step)}, of which "
-        f"it waits {milliseconds(told.input_seconds)} for images. That is in all predicted times."
-        f"{_remedy(profile.cluster, point, told, longer)}"
+        f"{milliseconds(times.batch_seconds / batch, 2)} an image. With its images at hand a step "
+        f"takes {milliseconds(times.alone_seconds)}, beside loading {milliseconds(step)}, of which "
+        f"it waits {milliseconds(times.input_seconds)} for images. That is in all predicted times."
+        f"{_remedy(profile.cluster, point, times, longer)}"
     )
     return (Chosen(processes, why, "measured").reason("loading"),)
 
 
-def _remedy(cluster: Cluster, point: StepTime, told: StepLoading, longer: float) -> str:
-    """What to try where loading takes a good part of a step."""
+def _remedy(cluster: Cluster, point: StepTime, times: StepLoading, longer: float) -> str:
+    """What to try where loading makes a step much longer; empty elsewhere.
+
+    ``longer``: By how much loading lengthens a step, as a share.
+    """
     if longer < WORTH_A_REMEDY:
         return ""
     cheaper = (
@@ -258,9 +264,9 @@ def _remedy(cluster: Cluster, point: StepTime, told: StepLoading, longer: float)
     )
     step, cores = point_seconds(point), cluster.cores
     threads = max(1, cores // point.workers) if cluster.device == "cpu" else 1
-    busy = point.workers * (threads * told.alone_seconds + told.cpu_seconds) / (cores * step)
-    waits = told.input_seconds >= (step - told.alone_seconds) / 2
+    busy = point.workers * (threads * times.alone_seconds + times.cpu_seconds) / (cores * step)
+    waits = times.input_seconds >= (step - times.alone_seconds) / 2
     share = f" Loading makes a step {percent(longer, 0)} longer"
-    if waits and busy < IDLE_CORES and point.workers * told.loaders < cores:
-        return f"{share} while cores are idle: try loaders={max(1, 2 * told.loaders)}, {cheaper}."
+    if waits and busy < IDLE_CORES and point.workers * times.loaders < cores:
+        return f"{share} while cores are idle: try loaders={max(1, 2 * times.loaders)}, {cheaper}."
     return f"{share}, and more loader processes would not help: try {cheaper}."

@@ -1,4 +1,4 @@
-"""Several profiles of one workload become one for each kind of worker."""
+"""Merges profiles of one workload into one profile for each kind of worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.prediction.drift import step_share
 from batchwright.prediction.loading import pooled_loading
 from batchwright.records import (
-    Cluster,
     CollectiveTime,
     Job,
     MachineLoad,
@@ -29,27 +28,27 @@ from batchwright.records.profile import JOINED
 Point = TypeVar("Point")
 
 _MAY_DIFFER = PLANNING_KEYS | {"data", "device", "probe", "cuda_graphs"}
-"""Job keys that do not change what a point takes, but `cuda_graphs`, which may differ from kind to
-kind; data are told by their digest."""
+"""Job keys that may differ between profiles. They do not change what a measured point takes, except
+`cuda_graphs`, which may differ between kinds of workers. Data are compared by their digest."""
 
 _HARDWARE = ("device", "device_name", "cores", "python", "torch", "allocator", "arithmetic")
 
 
 def kind_of(profile: Profile) -> str:
-    """Name of the kind of worker that was measured."""
+    """Name of the kind of worker that a profile measured."""
     return profile.cluster.kind or profile.cluster.device_name
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
     """One profile for each kind of worker, in order of appearance.
 
-    Points of one kind with the same workers, resolution and batch are pooled: their visits stand
-    beside each other, as visits do that are apart in time. What is of one profile only (settings,
-    memory parts) is the first's; the free memory is the least of all, and evaluation is that at the
-    highest resolution, which plans for lower ones go by.
+    Points of one kind with the same workers, resolution and batch are pooled: the merged point has
+    the visits of all of them. Settings and memory parts are taken from the first profile, the free
+    memory is the least of all, and the seconds of evaluation are those at the highest resolution,
+    from which plans for lower ones are scaled.
 
     Args:
-        profiles: Of the same data, network and settings; at least one.
+        profiles: Profiles of the same data, network and settings; at least one.
 
     Raises:
         PlanError: No profile, or two of other workloads, settings, hardware or versions; the
@@ -75,7 +74,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
 
 
 def kinds_apart(profile: Profile) -> Sequence[Profile]:
-    """A profile for each kind of worker that measured together."""
+    """A profile for each kind of worker, of a profile whose kinds were measured together."""
     if len(profile.kinds) < 2:
         return [profile]
     return [
@@ -107,13 +106,13 @@ def _refuse_difference(facts: Iterable[tuple[str, object, object]], advice: str)
 
 
 def _set_up_alike(first: Profile, other: Profile) -> bool:
-    """Whether allocators differ at most in what a process that a user starts cannot choose."""
+    """Whether allocators are alike, apart from settings that only launched processes can have."""
     one, another = (profile.cluster.allocator.removesuffix(JOINED) for profile in (first, other))
     return one == another
 
 
 def _merged(profiles: Sequence[Profile]) -> Profile:
-    """Profiles of one kind as one."""
+    """Profiles of one kind, merged into one."""
     first = profiles[0]
     if len(profiles) == 1:
         return first
@@ -138,7 +137,9 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
     return first.model_copy(
         update={
             "job": _job(profiles, steps),
-            "cluster": _cluster(profiles),
+            "cluster": max((p.cluster for p in profiles), key=attrgetter("workers")).model_copy(
+                update={"memory_bytes": min(p.cluster.memory_bytes for p in profiles)}
+            ),
             "precisions": compared.precisions,
             "precision_ratio": compared.precision_ratio,
             "recomputation": next((p.recomputation for p in profiles if p.recomputation), None),
@@ -176,10 +177,13 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
 
 
 def _evaluation(profiles: Sequence[Profile]) -> float:
-    """Seconds of an image, where it was evaluated at the highest resolution of all."""
+    """Seconds of evaluating an image, by the profiles that evaluated at the highest resolution."""
     tops = [max((*sides(p.job), *(point.resolution for point in p.steps))) for p in profiles]
-    told = zip(profiles, tops, strict=True)
-    return median(p.evaluation_seconds_per_image for p, top in told if top == max(tops))
+    return median(
+        p.evaluation_seconds_per_image
+        for p, top in zip(profiles, tops, strict=True)
+        if top == max(tops)
+    )
 
 
 def _job(profiles: Sequence[Profile], steps: Sequence[StepTime]) -> Job:
@@ -195,14 +199,8 @@ def _job(profiles: Sequence[Profile], steps: Sequence[StepTime]) -> Job:
     )
 
 
-def _cluster(profiles: Sequence[Profile]) -> Cluster:
-    largest = max((p.cluster for p in profiles), key=lambda cluster: cluster.workers)
-    least = min(p.cluster.memory_bytes for p in profiles)
-    return largest.model_copy(update={"memory_bytes": least})
-
-
 def _load(loads: Sequence[MachineLoad]) -> MachineLoad | None:
-    """The mean over the time looked at; of the scatter the largest."""
+    """Means weighted by the seconds observed; of the scatter the largest."""
     if not loads:
         return None
     seconds = sum(load.seconds for load in loads)
@@ -234,11 +232,11 @@ def _pooled(
 def _step(points: Sequence[StepTime]) -> StepTime:
     visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
     middle = median(visits)
-    # Quartiles of several visits without it have in them how far these are apart.
-    told = [p for p in points if p.visit_error is not None or len(p.visits) < 2]
+    # Without `visit_error` the quartiles of several visits include how far these are apart.
+    with_error = [p for p in points if p.visit_error is not None or len(p.visits) < 2]
 
     def part(name: str) -> float:
-        """What the points say of the middle visit, as a share; visits count alike, as in it."""
+        """Seconds of one part of the median step, by its mean share of the step over all visits."""
         shares = ((getattr(p, name) / p.step_seconds, max(1, len(p.visits))) for p in points)
         return float(middle * sum(share * count for share, count in shares) / len(visits))
 
@@ -251,14 +249,16 @@ def _step(points: Sequence[StepTime]) -> StepTime:
             "step_high": max(middle, _mean([p.step_high for p in points], points)),
             "repeats": sum(p.repeats for p in points),
             "visits": visits,
-            "visit_error": _mean([step_share(p) for p in told], told) if told else None,
+            "visit_error": (
+                _mean([step_share(p) for p in with_error], with_error) if with_error else None
+            ),
             "loading": pooled_loading([_loading_at(p, middle) for p in points if p.loading]),
         }
     )
 
 
 def _loading_at(point: StepTime, step_seconds: float) -> StepLoading:
-    """A point's loading, were the machine as it was at a step of so many seconds."""
+    """A point's loading times, scaled to a step of ``step_seconds``."""
     loading = cast("StepLoading", point.loading)
     times = (name for name in StepLoading.model_fields if name.endswith("_seconds"))
     slower = step_seconds / point.step_seconds
@@ -266,7 +266,7 @@ def _loading_at(point: StepTime, step_seconds: float) -> StepLoading:
 
 
 def _pair(points: Sequence[PairTime]) -> PairTime:
-    """Older visits tell as much as newer ones: what changes with time leaves a ratio alone."""
+    """The pooled pair, with the ratios of all visits: drift of the machine cancels in a ratio."""
     ratios = tuple(r for p in points for r in p.ratios or (p.small_seconds / p.large_seconds,))
     large = _mean([p.large_seconds for p in points], points)
     return points[0].model_copy(

@@ -1,7 +1,8 @@
-"""What `method=auto` comes to: the least predicted time to the accuracy of `plain`.
+"""Chooses the method for `method=auto`: the least predicted time to the accuracy of `plain`.
 
-Each method is planned as if it were asked for. Those count that are known to learn as much: by
-runs given, because they take the same steps, or by what other tasks showed.
+Each method is planned as if the job asked for it. Only methods that are known to learn as much as
+`plain` are compared: because runs showed it, because they take the same steps, or because trainings
+of other tasks showed it.
 """
 
 from __future__ import annotations
@@ -34,34 +35,27 @@ _SAVING = f"{100 * MIN_SAVING:g} %"
 
 @dataclass(frozen=True)
 class PlannedMethod:
-    """A method as it would be planned.
+    """The plan of one method, and how it compares with `plain`."""
 
-    Attributes:
-        plan: That plan.
-        seconds: Of the whole training.
-        accuracy: Held out, at the end, a share; `None`: not known.
-        least: Its accuracy less `plain`'s as far as it is sure, a share; `None`: not known.
-        told: What tells that.
-    """
-
-    plan: Plan
-    seconds: float
-    accuracy: Estimate | None
+    plan: Plan  # the method's plan
+    seconds: float  # predicted seconds of the whole training
+    accuracy: Estimate | None  # held-out accuracy at the end, a share; `None`: not known
+    # Lower bound of its accuracy less that of `plain`, a share; `None`: not known.
     least: float | None
-    told: str
+    source: str  # what the bound rests on, in words
 
     @property
     def accuracy_words(self) -> str:
-        """With its interval."""
+        """The accuracy with its interval, in words."""
         return "not known" if self.accuracy is None else shares_between(self.accuracy)
 
     @property
     def words(self) -> str:
-        """Time and accuracy."""
-        return f"{duration(self.seconds)}, accuracy {self.accuracy_words}: {self.told}"
+        """Time, accuracy and source, in words."""
+        return f"{duration(self.seconds)}, accuracy {self.accuracy_words}: {self.source}"
 
     def against(self, best: PlannedMethod, goal: Goal) -> str:
-        """Time and accuracy, and why another method was taken."""
+        """Time and accuracy, and why ``best`` was taken instead."""
         why = f"saves less than {_SAVING}"
         if self.least is None:
             why = "not known to learn as much"
@@ -72,7 +66,7 @@ class PlannedMethod:
         return f"{self.words}; {why}"
 
     def value(self, goal: Goal) -> float:
-        """What the goal has the least of: seconds of the whole training, or its cost."""
+        """The value that the goal minimizes: seconds of the whole training, or its cost."""
         one = chosen_candidate(self.plan)
         if not goal.by_cost or one.cost is None or one.train_seconds is None:
             return self.seconds
@@ -82,9 +76,13 @@ class PlannedMethod:
 def plan_of_best(
     job: Job, profile: Profile, runs: Sequence[RunSummary], make: Callable[[Method], Plan]
 ) -> Plan:
-    """The plan of the method that a job with `method=auto` comes to, with the reason.
+    """The plan of the method that is chosen for a job with `method=auto`, with the reason.
 
-    ``make`` gives the plan of the job with another method.
+    Args:
+        job: The job, with `method=auto`.
+        profile: What was measured; of several kinds of workers the first.
+        runs: Finished runs of the same task.
+        make: Plans the job with a method.
 
     Raises:
         PlanError: `plain` cannot be planned, nor any method known to learn as much.
@@ -135,16 +133,20 @@ def plan_of_best(
 def beside_plain(
     plan: Plan, profile: Profile, runs: Sequence[RunSummary], make: Callable[[Method], Plan]
 ) -> Plan:
-    """The plan, which says what `plain` would reach where no run tells its own accuracy.
+    """The plan with a reason that says what `plain` would reach, if no run had its own method.
 
-    ``make`` gives the plan of the same job with another method.
+    Args:
+        plan: A plan with another method than `plain`.
+        profile: What was measured; of several kinds of workers the first.
+        runs: Finished runs of the same task.
+        make: Plans the same job with another method.
     """
     if _by_runs(plan, profile, runs) is not None:
         return plan
     try:
         plain = make(PLAIN.name)
-    except PlanError as error:
-        if plan.job.goal.target is None:  # a limit that this plan keeps
+    except (JobError, PlanError) as error:
+        if plan.job.goal.target is None:  # `plain` misses a limit that this plan keeps
             return plan
         own = _planned(plan, None, profile, runs)
         why = (
@@ -169,15 +171,15 @@ def beside_plain(
 def _planned(
     plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
 ) -> PlannedMethod:
-    """A method's plan, beside that of `plain`; `None`: there is none."""
+    """A method's plan compared with that of `plain`, which is `None` where it cannot be planned."""
     rule, seconds = plan.method_spec, _seconds(plan)
     usual = chosen_candidate(plain).accuracy if plain else None
     if rule.saves:
         saved = resolve_name(rule.saves)(plan, runs)
-        told = f"{rule.told}; no worker is known to be slower than others"
+        source = f"{rule.told}; no worker is known to be slower than others"
         if saved:
-            told = f"{rule.told}; even shares would take {duration(seconds)}"
-        return PlannedMethod(plan, seconds - saved, usual, 0.0, told)
+            source = f"{rule.told}; even shares would take {duration(seconds)}"
+        return PlannedMethod(plan, seconds - saved, usual, 0.0, source)
     if rule.same_steps:
         return PlannedMethod(plan, seconds, usual, 0.0, rule.told)
     own = _by_runs(plan, profile, runs)
@@ -186,41 +188,41 @@ def _planned(
     if rule.apart is None:
         return PlannedMethod(plan, seconds, None, None, rule.told)
     if plain is not None and plan.update != plain.update:
-        told = f"it trains with {plan.update}, plain with {plain.update}"
-        return PlannedMethod(plan, seconds, None, None, told)
+        source = f"it trains with {plan.update}, plain with {plain.update}"
+        return PlannedMethod(plan, seconds, None, None, source)
     value, low, high = rule.apart
-    told = f"{value:+.1f} points beside plain ({low:+.1f} to {high:+.1f}), {rule.told}"
+    source = f"{value:+.1f} points beside plain ({low:+.1f} to {high:+.1f}), {rule.told}"
     if usual is not None:
         usual = Estimate(
             value=max(0.0, usual.value + value / 100),
             low=max(0.0, usual.low + low / 100),
             high=min(1.0, usual.high + high / 100),
         )
-    return PlannedMethod(plan, seconds, usual, low / 100, told)
+    return PlannedMethod(plan, seconds, usual, low / 100, source)
 
 
 def _apart_by_runs(
     plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
 ) -> tuple[float | None, str]:
-    """Accuracy less `plain`'s by runs with the method, as far as it is sure, and what tells it.
+    """Lower bound of the accuracy less that of `plain`, by runs with the method; and its source.
 
-    What no more than chance has set apart counts as alike, as with optimizers.
+    A difference that may be chance counts as none, as it does between optimizers.
     """
-    told = "by the runs given"
+    source = "by the runs given"
     own = _by_runs(plan, profile, runs, of_mean=True)
     usual = _by_runs(plain, profile, runs, of_mean=True) if plain else None
     if usual is None and plain is not None:
         usual = chosen_candidate(plain).accuracy
     if own is None or usual is None:
-        return None, told
+        return None, source
     apart = own.value - usual.value
     if apart >= -plan.job.goal.accuracy_tolerance:
-        return apart, told
+        return apart, source
     chance = hypot(own.high - own.value, usual.value - usual.low)
     if -apart > chance:
-        return apart, told
+        return apart, source
     return 0.0, (
-        f"{told}, {-100 * apart:.1f} points below plain, no further than chance may set them "
+        f"{source}, {-100 * apart:.1f} points below plain, no further than chance may set them "
         f"(give or take {100 * chance:.1f}), so time decides"
     )
 
@@ -228,13 +230,16 @@ def _apart_by_runs(
 def _by_runs(
     plan: Plan, profile: Profile, runs: Sequence[RunSummary], *, of_mean: bool = False
 ) -> Estimate | None:
-    """Held-out accuracy at the end, by runs with the plan's method, as of `ProgressModel`."""
-    told = experience_of(profile, plan.job, runs).progress(profile.noise, plan.update)
-    return told.accuracy(plan.stages[-1].global_batch_size, plan.epochs, of_mean=of_mean)
+    """Held-out accuracy at the end, by runs with the plan's method; `None` without such runs.
+
+    ``of_mean``: As for `ProgressModel.accuracy`.
+    """
+    model = experience_of(profile, plan.job, runs).progress(profile.noise, plan.update)
+    return model.accuracy(plan.stages[-1].global_batch_size, plan.epochs, of_mean=of_mean)
 
 
 def _seconds(plan: Plan) -> float:
-    """Predicted, of the whole training with its evaluations."""
+    """Predicted seconds of the whole training, evaluations included."""
     one = chosen_candidate(plan)
     assert one.train_seconds is not None  # noqa: S101 - predicted with what follows
     epochs = plan.likely_epochs()

@@ -4,13 +4,14 @@ Pure: no clock, no host, no random numbers, so the same input gives the same pla
 
     batchwright plan PROFILE.json --explain
 
-The way through the folder: `validation` and `merging` check what is given, `worker_types` fits the
-models, `cluster_options` lists the clusters, `local_batches` divides a batch between unequal
-workers, `table` predicts every candidate, `knees` finds where batch stops paying, `choice` applies
-limits and objective, `prediction_records` makes the records. Methods with several rows or two
-groups of workers go on from there, each with a file of its own in `methods`, put into the plan by
-`layout`; `method_choice` compares them all. A job without profiles takes the same way with
-times that it states (`time_models`).
+The way through the folder: `validation` and `merging` check the profiles and the job,
+`worker_types` fits the models, `cluster_options` lists the clusters, `local_batches` divides a
+batch between unequal workers, `table` predicts every candidate, `knees` finds the batch beyond
+which a larger one saves too little time, `choice` applies limits and objective,
+`prediction_records` makes the records. Methods with several rows or two groups of workers go on
+from there, each with a file of its own in `methods`, put into the plan by `layout`;
+`method_choice` compares all methods. A job without profiles is planned in the same way, with the
+step times that the job itself states (`time_models`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from batchwright.planning.candidates.choice import (
 )
 from batchwright.planning.candidates.cluster_options import ClusterOption, cluster_options_of
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
-from batchwright.planning.candidates.learnt import Learnt, expected_of, learnt_of, why_unknown
+from batchwright.planning.candidates.learnt import LearningLaw, expected_of, learnt_of, why_unknown
 from batchwright.planning.candidates.optimizer import (
     Compared,
     chosen_optimizer,
@@ -120,10 +121,11 @@ def make_plan(
 
     Args:
         profiles: What was measured; several are merged, one for each kind of worker.
-        job: The job to plan for, if not the first profile's own; may differ in `PLANNING_KEYS`
-            only. Its number of workers and global batch are kept where they are not `auto`; in the
-            profile's own job the workers are open if several numbers of them were measured.
-        runs: Finished runs of the same task, which tell epochs to a target and accuracy.
+        job: The job to plan for; unset: the first profile's own. It may differ from that one in
+            `PLANNING_KEYS` only. A number of workers or a global batch that is not `auto` is
+            kept. In the profile's own job the number of workers is open if several were measured.
+        runs: Finished runs of the same task, from which accuracy and the epochs to a target are
+            predicted.
 
     Returns:
         A plan with predictions for what was considered and a reason for every choice.
@@ -149,22 +151,24 @@ def make_plan(
     check_compilation(merged[0], job)
     data, network = merged[0].data, merged[0].network
     job = searched(job, data)
-    told = experience_of(merged[0], job, runs)
-    learnt = learnt_of(given, job, told.observed())
+    experience = experience_of(merged[0], job, runs)
+    learnt = learnt_of(given, job, experience.observed())
     longer = _longer_with_muon(worker_types_of(merged, job), job)
-    compared = (*told.compared(), *(learnt.compared(job, longer) if learnt else ()))
-    if learnt and told.tells_accuracy and not learnt.longest:
-        learnt = None  # without trials, runs' curves tell more of accuracy than a law of their ends
-    job, recipe_reason = settle(job, told.tried(), compared)
-    told = replace(told, job=job)
+    compared = (*experience.compared(), *(learnt.compared(job, longer) if learnt else ()))
+    if learnt and experience.tells_accuracy and not learnt.longest:
+        # Without trials the accuracy after each epoch of the runs says more than the law of
+        # learning, which sees the end of each run alone.
+        learnt = None
+    job, recipe_reason = settle(job, experience.tried(), compared)
+    experience = replace(experience, job=job)
     kinds = worker_types_of(merged, job)
     clusters = cluster_options_of(kinds, job)
-    progress = _progress(merged, told, compared, learnt)
+    progress = _progress(merged, experience, compared, learnt)
     job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()
     rows, knees, choice = _chosen(table, progress)
-    unknown = why_unknown(given, job, learnt) + choice.objective.untold
+    unknown = why_unknown(given, job, learnt) + choice.objective.without_accuracy
     progress = replace(choice.objective.progress, unknown=unknown)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, knees, choice)
@@ -173,16 +177,17 @@ def make_plan(
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
     row = choice.row
-    more = range(row.epochs + 1, scheduled_epochs(job, row.epochs) + 1)  # the schedule may take
-    scheduled = row.epochs + bisect_left(  # as many of them as the limits allow
-        more, True, key=lambda epochs: bool(table.trained(row, epochs).misses)
+    # The schedule may be longer than the training: as long as the limits allow.
+    longer_schedules = range(row.epochs + 1, scheduled_epochs(job, row.epochs) + 1)
+    scheduled = row.epochs + bisect_left(
+        longer_schedules, True, key=lambda epochs: bool(table.trained(row, epochs).misses)
     )
     job = job.model_copy(update={"epochs": row.epochs})
-    by_runs: dict[str, Any] = {"scaling": job.scaling, "ags": job.ags, "epochs": scheduled}
-    losses = table.losses(choice.row.cluster)
+    decided: dict[str, Any] = {"scaling": job.scaling, "ags": job.ags, "epochs": scheduled}
+    losses = table.losses(row.cluster)
     if losses.mean < inf and job.checkpoint_seconds == "auto":
-        by_runs["checkpoint_seconds"] = losses.interval
-    settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
+        decided["checkpoint_seconds"] = losses.interval
+    settled = asked.model_copy(update={"workers": chosen.workers, **decided})
     check_job(settled)
     times = Measured(settled, table, choice, chosen, progress)
     by_epoch: tuple[Estimate | None, ...] = ()
@@ -197,20 +202,21 @@ def make_plan(
     )
     why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
     if not job.method_spec.same_steps:
-        made = lay_out(settled, times)
-        explained = (workers, *measured, *made.reasons, *why_update)
+        layout = lay_out(settled, times)
+        explained = (workers, *measured, *layout.reasons, *why_update)
     else:
-        rule, rates = rate_of(settled, batch, data, network, update, learnt)
-        made = Layout(laid_out(settled, rule, [times.only_level()]), rule)
+        open_scaling = asked.scaling == "auto"
+        rule, rates = rate_of(settled, batch, data, network, update, learnt, by_runs=open_scaling)
+        layout = Layout(laid_out(settled, rule, [times.only_level()]), rule)
         by_epoch = progress.by_epoch(
             batch, scheduled, rule, averaged=averaged_epochs(job) is not None
         )
-        row, stage = choice.row, made.stages[0]
+        stage = layout.stages[0]
         of_batch, of_time = times.batch_reasons(stage)
         knee = next(
             (b for b in knees if (b.cluster, b.resolution) == (row.cluster, row.resolution)), None
         )
-        in_training = unmeasured_noise(made.stages, least_local(network), served=False)
+        in_training = unmeasured_noise(layout.stages, least_local(network), served=False)
         explained = (
             workers,
             resolution_reason(stage.resolution, data, other_resolutions(row, rows)),
@@ -224,36 +230,37 @@ def make_plan(
             *why_update,
             *rates,
             *progress_reasons(progress, batch, in_training),
-            *schedule_reasons(choice.row.epochs, scheduled),
+            *schedule_reasons(row.epochs, scheduled),
             *link_reason(settled),
         )
-    explained = (*explained, *_spot_reasons(table, choice.row, kinds))
-    virtual = job.launcher.simulated  # nothing that is measured tells of simulated times
+    explained = (*explained, *_spot_reasons(table, row, kinds))
+    virtual = job.launcher.simulated  # loading and held-out steps are of this machine's own time
     plan = _assembled(
         times,
-        made,
+        layout,
         (
-            *machine(merged, choice.row.cluster.workers),
-            *extrapolations(choice.row.cluster, made.stages),
+            *machine(merged, row.cluster.workers),
+            *extrapolations(row.cluster, layout.stages),
             *explained,
-            *(() if virtual else loading(merged[0], made.stages)),
+            *(() if virtual else loading(merged[0], layout.stages)),
         ),
         update,
+        ags_by_runs=asked.ags.mode == "auto",
         considered=considered,
         max_epochs=asked.epochs if scheduled < asked.epochs else None,
-        target_epochs=choice.row.epochs if choice.row.epochs < scheduled else None,
+        target_epochs=row.epochs if row.epochs < scheduled else None,
         epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(knee, job.goal.doubling_gain, named=named, ends=len(rows) <= MAX_SHOWN)
             for knee in knees
         ),
         held_out=() if virtual else _held_out(kinds),
-        kinds=choice.row.cluster.kinds if named else (),
+        kinds=row.cluster.kinds if named else (),
         threads=threads,
-        cores=threads and fewer_cores(merged[0], made.stages, threads),
+        cores=threads and fewer_cores(merged[0], layout.stages, threads),
     )
-    told_of = runs or any(profile.trials for profile in given)
-    if not job.method_spec.same_steps and told_of:
+    accuracy_seen = runs or any(profile.trials for profile in given)
+    if not job.method_spec.same_steps and accuracy_seen:
         return method_choice.beside_plain(plan, merged[0], runs, with_method)
     return plan
 
@@ -265,13 +272,14 @@ def plan_without_profile(
     *,
     local_batch_sizes: Sequence[int] | None = None,
 ) -> Plan:
-    """A plan that trains as asked, where nothing was measured: it predicts nothing.
+    """A plan that trains as the job asks, without any measurement; it predicts nothing.
 
     What the job leaves open is assumed: one worker, float32, the base batch or, where the data is
     too small for it, the largest batch that leaves ``goal.least_steps`` steps per epoch.
 
-    Two groups of workers need to know what a step takes: a virtual cluster says so in
-    ``virtual.sample_seconds`` and ``virtual.step_seconds``, and its rounds are predicted by them.
+    A method with two groups of workers needs the seconds of a step. A job for a virtual cluster
+    states them in ``virtual.sample_seconds`` and ``virtual.step_seconds``, and the plan predicts
+    the rounds from these.
 
     Args:
         job: What to train; its ``workers`` must fit ``local_batch_sizes`` if both are given.
@@ -283,7 +291,7 @@ def plan_without_profile(
     Raises:
         PlanError: Batches, workers and data do not fit together, or a limit is missed.
     """
-    if job.method == "auto":  # nothing tells of another
+    if job.method == "auto":  # methods are compared by predictions, and there are none
         job = job.model_copy(update={"method": "plain"})
     times = stated_times(job, data, network, local_batch_sizes)
     job, batch = times.job, times.batch
@@ -291,29 +299,32 @@ def plan_without_profile(
     compared = expected.compared(job) if expected else ()
     why_update = optimizer_reason(job, batch, compared)
     if not job.method_spec.same_steps:
-        made = lay_out(job, times, why_update)
-        return _assembled(times, made, made.reasons)
+        layout = lay_out(job, times, why_update)
+        return _assembled(times, layout, layout.reasons)
     update = chosen_optimizer(job, batch, compared)
     rule, rates = rate_of(job, batch, data, network, update)
-    made = Layout(laid_out(job, rule, [times.only_level()]), rule)
+    layout = Layout(laid_out(job, rule, [times.only_level()]), rule)
     explained = (
-        *times.batch_reasons(made.stages[0])[0],
+        *times.batch_reasons(layout.stages[0])[0],
         resolution_reason(max(sides(job)), data),
         *method_reason(job),
         *why_update,
         *rates,
         *link_reason(job),
     )
-    return _assembled(times, made, explained, update)
+    return _assembled(times, layout, explained, update)
 
 
 def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) -> Plan:
-    """The plan by what is measured so far, which may be no trials yet.
+    """The plan that the measurements so far allow, in the middle of a probe.
 
-    ``optimizer`` stands in for the job's own.
+    An accuracy to reach, or to maximize, is left out where it cannot be judged before the trials.
+    `method=auto` is planned as `plain`, with which all other methods are compared. Prices that are
+    in a file have not been read yet, so costs are left out.
 
-    Where only trials tell whether a goal of accuracy can be met, the plan without it. `method=auto`
-    begins with `plain`, which all methods are held against. Prices of a file are not known yet.
+    Args:
+        profile: What was measured so far; it may have no trials yet.
+        optimizer: The optimizer to plan with; unset: the job's own.
 
     Raises:
         PlanError: There is no such plan either.
@@ -337,13 +348,13 @@ def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) ->
 
 
 def _threads(cluster: ClusterOption) -> int | None:
-    """Compute threads of each worker, as measured; `None` where not all had as many."""
+    """Compute threads of each worker, as measured; `None` where workers had different numbers."""
     found = {threads_of(kind.profile.cluster, count) for kind, count in cluster.members}
     return found.pop() if len(found) == 1 else None
 
 
 def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
-    """Steps to check predictions by: workers that were measured together go at the slowest pace."""
+    """Steps that predictions are checked with, on the slowest of kinds measured together."""
     measured = [kind for kind in kinds if not kind.stated]
     together = [kind for kind in measured if kind.together]
     slowest = max(together, key=lambda kind: kind.profile.kinds[0].pace, default=None)
@@ -351,7 +362,7 @@ def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
 
 
 def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[Reason, ...]:
-    """Whether workers that may be taken away pay, where the same ones are to be had otherwise."""
+    """Whether spot workers are cheaper, where the same machines are offered both ways."""
     if len(row.cluster.members) > 1:
         return ()
     ((mine, count),) = row.cluster.members
@@ -373,9 +384,11 @@ def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[
 
 
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:
-    """The candidates, their knees and the choice among them, as for `plain`.
+    """The candidates, their knees and the choice among them, made as for `plain`.
 
-    A cycle may keep a deadline that the highest resolution alone misses: `lay_out` judges that.
+    A cycle of resolutions may keep a deadline that training at the highest resolution alone
+    misses. So if no candidate keeps the deadline, it is left out for such methods, and `lay_out`
+    checks it.
     """
     job = table.job
     rows = [aimed(job.goal, row, progress, table.trained) for row in table.rows()]
@@ -388,22 +401,26 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
             choose(job, rows, knees, progress, table.error, table.trained, table.far_off),
         )
 
-    if job.method_spec.served and job.workers == "auto":  # one worker makes no two groups
+    if job.method_spec.served and job.workers == "auto":  # two groups take two workers or more
         rows = [row for row in rows if row.cluster.workers > 1] or rows
     try:
         return chosen(rows)
     except PlanError:
         if not job.method_spec.cycles or job.goal.deadline is None:
             raise
-    limits = [tuple(one for one in row.misses if one.limit != "goal.deadline") for row in rows]
-    return chosen([replace(row, misses=left) for row, left in zip(rows, limits, strict=True)])
+    return chosen(
+        [
+            replace(row, misses=tuple(m for m in row.misses if m.limit != "goal.deadline"))
+            for row in rows
+        ]
+    )
 
 
 def _longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], float]:
-    """How many times as long as with SGD a step with Muon takes, by the global batch.
+    """Seconds of a step with Muon over those of a step with SGD, as a function of the global batch.
 
-    With as many workers as are asked for or, if these were not measured, the most that were; of
-    several kinds of workers, where it is the most.
+    The number of workers is the one that the job asks for, or the largest measured one where that
+    was not measured. Of several kinds of workers the one with the largest ratio counts.
     """
     side = max(sides(job))
 
@@ -421,18 +438,28 @@ def _longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], 
 
 def _assembled(
     times: Measured | Stated,
-    made: Layout,
+    layout: Layout,
     explained: Sequence[Reason],
     update: OptimizerName | None = None,
+    *,
+    ags_by_runs: bool = False,
     **predicted: Any,
 ) -> Plan:
-    """The plan; ``predicted`` are its fields of that kind, and ``update`` what runs say, if any.
+    """The plan as a record, with the reasons that follow from its stages.
+
+    Args:
+        times: Step times, and the job as it was settled.
+        layout: Stages and learning rate.
+        explained: Reasons that come first.
+        update: The optimizer; unset: the job's own for the largest batch.
+        ags_by_runs: Whether runs decided for the job's `ags.mode`, if it is not `auto`.
+        predicted: Further fields of the plan: predictions.
 
     Raises:
         JobError: Bounds of gradient scaling contradict each other.
         PlanError: A batch cannot be cut into the parts that it takes.
     """
-    job, stages, rule, server = times.job, made.stages, made.rule, made.server
+    job, stages, rule, server = times.job, layout.stages, layout.rule, layout.server
     least = least_local(times.network)
     check_parts(job, stages, least)
     if update is None:
@@ -453,7 +480,7 @@ def _assembled(
         stages=stages,
         reasons=(
             *explained,
-            *scaling_reasons(job, stages, least, rule, update),
+            *scaling_reasons(job, stages, least, rule, update, by_runs=ags_by_runs),
             *averaging_reasons(job),
         ),
         **predicted,
@@ -462,17 +489,17 @@ def _assembled(
 
 def _progress(
     profiles: Sequence[Profile],
-    told: Experience,
+    experience: Experience,
     compared: Sequence[Compared],
-    learnt: Learnt | None,
+    learnt: LearningLaw | None,
 ) -> Progress:
-    job, least = told.job, None
+    job, least = experience.job, None
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
     # Cycles and two batch sizes are laid out over the epochs that are stated.
     if job.goal.target is not None and job.method_spec.same_steps:
         least = fewest_epochs(job)
     return Progress(
-        models={name: told.progress(noise, name) for name in optimizers_of(job)},
+        models={name: experience.progress(noise, name) for name in optimizers_of(job)},
         optimizer=lambda batch: chosen_optimizer(job, batch, compared),
         base_batch=job.base_batch,
         planned=job.epochs,

@@ -1,4 +1,4 @@
-"""Why no candidate may be trained with, and what to give instead."""
+"""Error messages for jobs that no candidate satisfies: which limits are missed, what to change."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ _ADVICE = {
 }
 _NARROWER = ", or measure more for a narrower interval (a larger probe.budget)"
 MIN_CHANCE = 0.1
-"""Probability of reaching its target below which a training is refused."""
+"""Least probability of reaching the target with which a training is not refused."""
 Trained = Callable[[Row, int], Row]
-"""A candidate with another number of epochs, and the limits that it misses: `Table.trained`."""
+"""(candidate, epochs) -> the candidate trained for so many epochs, with the limits that it then
+misses: `Table.trained`."""
 
 OF_LENGTH = {"goal.deadline", "goal.max_cost"}
-"""Limits that fewer epochs may keep."""
+"""Limits that a training with fewer epochs may keep."""
 
 
 def check_progress(job: Job, progress: Progress) -> None:
-    """Refuse an objective that needs to know of progress where nothing tells.
+    """Refuse an objective that needs a prediction of accuracy or progress where there is none.
 
     Raises:
-        PlanError: The network gives no accuracy; a noise scale or trials are missing, and there is
-            no run; or all is too short.
+        PlanError: The network's answers have no accuracy; neither a noise scale or trials nor runs
+            are there; or all trainings are too short.
     """
     aim = "goal.objective=accuracy" if job.goal.objective == "accuracy" else ""
     if job.goal.target is not None:
@@ -52,13 +53,13 @@ def check_progress(job: Job, progress: Progress) -> None:
             f"{aim} needs accuracy, which takes {ACCURACY_TAKES}: give goal.objective=knee, time "
             "or cost, or finished runs of a loop of your own, which counts by its own measure"
         )
-    # What other tasks lead to expect is no reason to go for accuracy at any price.
+    # An expectation from other tasks alone does not justify accuracy at any price.
     tells = progress.tells_accuracy and not progress.assumed
     if job.goal.objective == "accuracy" and not tells:
         if progress.law is not None and progress.law.observed:
             raise PlanError(
                 "goal.objective=accuracy needs to know accuracy, but of trainings with fewer than "
-                f"{progress.told_steps} steps nothing is told: give "
+                f"{progress.predictable_steps} steps nothing is told: give "
                 f"epochs={progress.fewest(progress.smallest)}"
             )
         raise PlanError(
@@ -75,15 +76,16 @@ def check_progress(job: Job, progress: Progress) -> None:
 
 
 def target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
-    """The missed accuracy target of a candidate, if its epochs are too few for it.
+    """The miss of a candidate whose epochs are too few for the target, or for a prediction.
 
-    Or too few to tell anything of. What other tasks alone tell refuses none.
+    Empty for other candidates, and where the prediction rests on other tasks alone.
     """
     if not progress.chooses or progress.assumed or may_reach(progress, row.batch, row.epochs):
         return ()
     epochs = counted(row.epochs, "epoch")
-    if progress.untold(row.batch, row.epochs):
-        text = f"has too few steps in {epochs}: of fewer than {progress.told_steps} nothing is told"
+    if progress.too_short(row.batch, row.epochs):
+        fewest = progress.predictable_steps
+        text = f"has too few steps in {epochs}: of fewer than {fewest} nothing is told"
         return (Miss("epochs", text, progress.fewest(row.batch) / row.epochs),)
     reached, target = progress.reached(row.batch, row.epochs), progress.target or 0.0
     text = (
@@ -94,21 +96,29 @@ def target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
 
 
 def may_reach(progress: Progress, batch: int, epochs: int) -> bool:
-    """Whether so many epochs reach the target surely enough not to be refused."""
+    """Whether so many epochs reach the target with a probability of `MIN_CHANCE` or more."""
     sure = progress.needed(batch, epochs) is not None
     return sure or progress.chance(batch, epochs) >= MIN_CHANCE
 
 
 def best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
-    """The most accurate training within the limits, where none reaches the target.
+    """The refusal where no candidate reaches the target: names the most accurate one in the limits.
 
-    Empty where the plan does not choose the epochs, or where nothing is within other limits.
+    Args:
+        goal: Limits and target.
+        rows: Candidates, all of which miss some limit.
+        progress: What a batch means for progress.
+        trained: As `Table.trained`.
+
+    Returns:
+        The message; empty where the plan does not choose the epochs, or where no candidate is
+        within the other limits.
     """
     if not progress.chooses:
         return ""
 
     def shortened_by(row: Row) -> set[str]:
-        """The limits that do not leave it all epochs."""
+        """The limits that the candidate would miss with all epochs that it needs."""
         return {miss.limit for miss in trained(row, progress.trained(row.batch)).misses}
 
     found = [
@@ -124,7 +134,7 @@ def best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained:
         (one for one in found if one[0].value >= least),
         key=lambda one: (one[1].train_seconds, one[1].order),
     )
-    # Without these limits one has a chance; not always that which is the best within them.
+    # With these limits raised some candidate has a chance; it need not be the best one so far.
     raised = next(
         (limits for _, one, limits in found if may_reach(progress, one.batch, progress.planned)),
         set[str](),
@@ -152,9 +162,10 @@ def best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained:
 
 
 def _lower(reached: Estimate, progress: Progress) -> str:
-    """The accuracy to give in place of one that a training does not reach, in words.
+    """Advice on a lower target, in words.
 
-    Runs may have reached a lower one, and then they alone tell how many epochs it takes.
+    It names no number where runs were given: of a lower target these may say how many epochs it
+    takes, and then nothing else counts.
     """
     lower = floor(1000 * reached.value) / 1000
     if progress.by_runs or not lower:
@@ -172,15 +183,16 @@ def _to_be_had(reached: Estimate, row: Row, progress: Progress) -> str:
 
 
 def _none_long_enough(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
-    """The training that needs the least more time, cost or epochs, where these do for none.
+    """The refusal where the limits leave every candidate too few steps for a prediction.
 
-    For none of which anything is told, that is. Empty where nothing is within other limits.
+    It names the candidate that needs the least more time, cost or epochs. Empty where no candidate
+    is within the other limits.
     """
     found = []
     for row in rows:
         fewest = progress.fewest(row.batch)
         if progress.assumed and fewest > progress.planned:
-            continue  # few steps are no reason to refuse it
+            continue  # such a candidate is not refused for its few steps
         shortest, reached = trained(row, fewest), progress.accuracy(row.batch, fewest)
         over = {miss.limit: miss.times for miss in shortest.misses}
         if fewest > progress.planned:
@@ -193,7 +205,7 @@ def _none_long_enough(goal: Goal, rows: Sequence[Row], progress: Progress, train
     longer = row.epochs > progress.planned
 
     def enough(row: Row) -> str:
-        """The limits that it exceeds, as they would have to be."""
+        """The limits that the candidate exceeds, with the values that it needs."""
         given = [f"epochs={row.epochs}"] if longer else []
         for miss in row.misses:
             value = _rounded_up(miss.times * _value_of(goal, miss.limit))
@@ -210,8 +222,8 @@ def _none_long_enough(goal: Goal, rows: Sequence[Row], progress: Progress, train
     within += [f"{miss.limit}={_value_of(goal, miss.limit):g}" for miss in row.misses]
     what = counted(row.epochs, "epoch")
     if short:
-        # Others may be trained for as many epochs, of fewer steps.
-        what = f"the {progress.told_steps} steps from which on anything is told"
+        # Candidates with larger batches may have as many epochs, but fewer steps.
+        what = f"the {progress.predictable_steps} steps from which on anything is told"
     return (
         f"no candidate is trained for {what} within {' and '.join(within)}; with the least more "
         f"than that, {_to_be_had(reached, row, progress)}: give {advice}"
@@ -223,13 +235,19 @@ def _value_of(goal: Goal, limit: str) -> float:
 
 
 def _rounded_up(value: float) -> float:
-    """A positive number that is at most one percent larger, in three digits."""
+    """``value`` rounded up to three digits: at most one percent larger. It is positive."""
     unit = 10.0 ** (floor(log10(value)) - 2)
     return float(f"{ceil(value / unit) * unit:.3g}")
 
 
 def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
-    """Which limits nothing meets, and what comes nearest."""
+    """The refusal where no candidate keeps all limits: the nearest candidate, and what to change.
+
+    Args:
+        job: Resolved.
+        rows: Candidates, all of which miss some limit.
+        trained: As `Table.trained`.
+    """
     nearest = min(
         rows,
         key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
@@ -242,7 +260,7 @@ def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
 
     most = fewest - 1 + bisect_left(range(fewest, nearest.epochs), True, key=too_long)
     fewer = f"give epochs={most}" + " or less" * (most > fewest)
-    if not job.method_spec.same_steps:  # by plain training's times, which have to keep it, too
+    if not job.method_spec.same_steps:  # limits are checked with the times of `plain` first
         fewer = f"train fewer epochs, {most} at most"
     names = {kind.name for kind, _ in nearest.cluster.members}
     stated = any(kind.memory for kind in job.goal.kinds if kind.kind in names)

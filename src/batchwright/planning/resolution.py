@@ -1,9 +1,9 @@
-"""Which resolution and rate when: stages of the learning rate, each going through resolutions.
+"""The schedule of resolutions: stages of the learning rate, each of which goes through resolutions.
 
 Cyclic progressive learning (Lu et al. 2025, arXiv 2509.26092, section 4) goes through all
-resolutions low to high in *every* stage, so that images of the highest meet the high rate, too;
-going through them once over the whole training, or staying at the highest, are what it is compared
-with.
+resolutions from low to high in *every* stage, so that the high rate trains on images of the highest
+resolution, too. It is compared with going through the resolutions once over the whole training, and
+with staying at the highest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batchwright.records.text.formatting import percent
 Number = TypeVar("Number", int, float)
 
 LARGE_SIDE = 64
-"""Up to this top resolution, in pixels, one lower one; above it two."""
+"""Largest top resolution, in pixels, with one lower resolution in a cycle; above it there are 2."""
 
 _ASKED: tuple[Source, str] = ("asked", "")
 _PUBLISHED: tuple[Source, str] = ("published", PAPER)
@@ -33,40 +33,25 @@ _DEFAULT_DECAY = 0.1  # of one stage's rate to the next's
 
 @dataclass(frozen=True)
 class SubStage:
-    """A stretch of constant resolution inside a stage of constant rate.
+    """A stretch of constant resolution inside a stage of constant rate."""
 
-    Attributes:
-        epochs: Length.
-        rate_stage: Stage of the rate that it is a part of, zero-based.
-        level: Index of its resolution, low to high.
-    """
-
-    epochs: int
-    rate_stage: int
-    level: int
+    epochs: int  # length, in epochs
+    rate_stage: int  # index of the stage of the rate that it belongs to, zero-based
+    level: int  # index of its resolution, zero-based, low to high
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Stages and what holds in each.
+    """The stages of a training, with their resolutions, rates and regularization."""
 
-    Attributes:
-        resolutions: Image sides, low to high, in pixels.
-        parts: The sub-stages in order.
-        stage_epochs: Length of each stage of the rate, those without an epoch left out; and why.
-        rates: Rate of each stage relative to the first.
-        dropouts: Share at each resolution.
-        strengths: Of the augmentation at each resolution.
-        preset: The published schedule it follows; `None`: none.
-    """
-
-    resolutions: tuple[int, ...]
-    parts: tuple[SubStage, ...]
+    resolutions: tuple[int, ...]  # image sides, low to high, in pixels
+    parts: tuple[SubStage, ...]  # the sub-stages in order
+    # Epochs of each stage of the rate, without stages of no epoch; and the reason.
     stage_epochs: Chosen[tuple[int, ...]]
-    rates: tuple[float, ...]
-    dropouts: tuple[float, ...]
-    strengths: tuple[float, ...]
-    preset: Preset | None
+    rates: tuple[float, ...]  # rate of each stage relative to the first
+    dropouts: tuple[float, ...]  # dropout at each resolution, a share
+    strengths: tuple[float, ...]  # strength of the augmentation at each resolution
+    preset: Preset | None  # the published schedule that it follows; `None`: none
 
     @property
     def epochs_of_levels(self) -> tuple[int, ...]:
@@ -77,15 +62,15 @@ class Schedule:
         )
 
     def reasons(self, job: Job, data: DataFacts) -> tuple[Reason, ...]:
-        """Why the preset, resolutions, stages and regularization are so."""
+        """Reasons for preset, resolutions, stages and regularization."""
         found = [self._resolutions(job, data), self._stages(job)]
         if self.preset is not None:
             doubts = preset_doubts(self.preset, data)
             why = "Asked for. What the job says otherwise than by default goes before it"
             why += f", and so does {' and '.join(job.cycle.keep)}" if job.cycle.keep else ""
             why += f". It {' and '.join(doubts)}: it may not suit." if doubts else "."
-            if told := [f"{key}={getattr(job, key)}".lower() for key in self.preset.recipe]:
-                why += f" Besides its schedule: augment={job.augmentation}, {', '.join(told)}."
+            if recipe := [f"{key}={getattr(job, key)}".lower() for key in self.preset.recipe]:
+                why += f" Besides its schedule: augment={job.augmentation}, {', '.join(recipe)}."
             if other := _unmet_recipe(job):
                 why += (
                     f" What was measured has its own {', '.join(other)}: to train with the "
@@ -143,7 +128,13 @@ class Schedule:
 def resolution_reason(
     side: int, data: DataFacts, alternatives: tuple[Alternative, ...] = ()
 ) -> Reason:
-    """Why a plan of one row has its resolution: it is the data's own, or was asked for."""
+    """The reason for the resolution of a plan of one row: it is the data's own, or was asked for.
+
+    Args:
+        side: Image side, in pixels.
+        data: The data set.
+        alternatives: Candidates at other resolutions that the job names.
+    """
     own = side == data.side
     why = "The size of the data's own images."
     if not own:
@@ -157,14 +148,15 @@ def resolution_reason(
 def sub_stages(
     stage_epochs: Sequence[int], levels: int, order: str, shares: Sequence[float] = ()
 ) -> tuple[SubStage, ...]:
-    """The stages cut at changes of resolution.
+    """The stages cut into sub-stages of one resolution each.
 
-    Largest remainder where they do not divide evenly; of equal remainders the higher resolution
-    gets the epoch, since what is evaluated is the highest: a stage too short for all keeps that.
+    Epochs that do not divide evenly go to the largest remainders. Of equal remainders the higher
+    resolution gets the epoch, since evaluation is at the highest: a stage that is too short for all
+    resolutions keeps the highest.
 
     Args:
-        stage_epochs: Length of each stage of the rate.
-        levels: How many resolutions there are.
+        stage_epochs: Epochs of each stage of the rate.
+        levels: Number of resolutions.
         order: ``cycle``, ``one-pass`` or ``fixed``, as in the job.
         shares: Parts for the resolutions, low to high; empty: equal ones.
 
@@ -200,7 +192,7 @@ def _divided(epochs: int, weights: Sequence[float]) -> list[int]:
 
 
 def preset_doubts(preset: Preset, data: DataFacts) -> tuple[str, ...]:
-    """Why the data are not those it was made for, in words; empty if they are alike."""
+    """How the data differ from those that the preset was made for, in words; empty if alike."""
     found = []
     if len(data.classes) != preset.classes:
         found.append(
@@ -213,15 +205,15 @@ def preset_doubts(preset: Preset, data: DataFacts) -> tuple[str, ...]:
 
 
 def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
-    """The job with resolutions and, under a preset, epochs made concrete.
+    """The job with `resolutions` filled in and, under a preset, `epochs`.
 
-    What the job says otherwise than by default wins over the preset, and stages keep their
-    proportions then. Settling twice changes nothing.
+    Values that the job gives are kept in place of the preset's, and stages then keep their
+    proportions. Settling twice changes nothing.
 
     Args:
         job: As given.
-        data: Tells the top resolution.
-        least_side: Smallest that the network takes, if that is known already, in pixels.
+        data: The data set, whose image side is the top resolution.
+        least_side: Smallest image side that the network takes, in pixels, if already known.
     """
     sides = job.asked_resolutions or (data.side,)
     if not job.asked_resolutions and (job.method_spec.cycles or job.method == "auto"):
@@ -230,9 +222,9 @@ def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
 
 
 def with_recipe(job: Job) -> Job:
-    """The job with what a preset says of the training, where it leaves that as it is by default.
+    """The job with the training settings of its preset, for keys that are still at their default.
 
-    To be made so before anything is measured: turning images takes time.
+    It has to be applied before anything is measured, since augmentation takes time.
     """
     return job.model_copy(update=_unmet_recipe(job))
 
@@ -241,7 +233,7 @@ def _unmet_recipe(job: Job) -> dict[str, float]:
     """Keys of the job that are still at their default where its preset has another value."""
     if job.preset is None:
         return {}
-    own = source_of(job.data).as_they_come  # such data augment their images themselves
+    own = source_of(job.data).as_they_come  # such data sets augment their images themselves
     return {
         key: value
         for key, value in job.preset.recipe.items()
@@ -254,9 +246,9 @@ def _unmet_recipe(job: Job) -> dict[str, float]:
 def rising_sides(top: int) -> tuple[int, ...]:
     """Resolutions to cycle through, up to ``top`` pixels.
 
-    Up to 64 px three quarters of it and all, above in the proportion 0.55, 0.775, 1: about those of
-    the published schedules (24, 32 and 160, 224, 288 px). In multiples of 4, so that halvings stay
-    whole, or of 2 where 4 would be too coarse.
+    Up to a top of 64 px they are 0.75 and 1 times the top, above 0.55, 0.775 and 1 times: about
+    those of the published schedules (24, 32 and 160, 224, 288 px). They are multiples of 4, so
+    that halvings stay whole, or of 2 where 4 would be too coarse.
 
     Example:
         >>> rising_sides(8), rising_sides(32), rising_sides(160), rising_sides(288)
@@ -274,7 +266,7 @@ def sides(job: Job) -> tuple[int, ...]:
 
 
 def cycle_batches(job: Job, data: DataFacts) -> Chosen[tuple[int, ...]] | None:
-    """The global batch at each resolution of `cyclic`; `None` where the chosen one holds at all."""
+    """The global batch at each resolution of `cyclic`; `None` where all have the chosen batch."""
     if not job.method_spec.takes("cycle.batches"):
         return None
     given, preset = job.cycle.batches, job.preset
@@ -289,7 +281,7 @@ def cycle_batches(job: Job, data: DataFacts) -> Chosen[tuple[int, ...]] | None:
 
 
 def schedule_of(job: Job) -> Schedule:
-    """The stages of a job whose resolutions and epochs are settled."""
+    """The schedule of a job whose resolutions and epochs are settled."""
     cycle, preset, levels = job.cycle, job.preset, sides(job)
     chosen = _stage_epochs(job)
     stages, dropouts = chosen.value, cycle.dropouts
@@ -316,7 +308,7 @@ def schedule_of(job: Job) -> Schedule:
 
 
 def per_resolution(values: Sequence[Number], sides: Sequence[int]) -> tuple[Number, ...]:
-    """One value for each resolution; a single one holds for all."""
+    """One value for each resolution; a single value is repeated for all."""
     return tuple(values) * (len(sides) if len(values) == 1 else 1)
 
 

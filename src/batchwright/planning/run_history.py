@@ -1,9 +1,9 @@
-"""What finished runs of the task tell: progress with each optimizer, and which did better."""
+"""Finished runs of the task: progress with each optimizer, and which optimizer did better."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, isclose, sqrt
 from statistics import fmean
@@ -30,28 +30,23 @@ from batchwright.records.registries.optimizers import AUTO
 
 @dataclass(frozen=True)
 class Experience:
-    """Finished runs of the task, each with its optimizer.
+    """Finished runs of the task that are comparable with the job."""
 
-    Attributes:
-        job: To plan for.
-        runs: With any optimizer that the job can come to, trained in the way that it trains.
-        left_out: How many others were given, with such an optimizer.
-    """
-
-    job: Job
+    job: Job  # the job to plan for
+    # Runs with an optimizer that the job may get, and with its method and resolutions.
     runs: tuple[RunSummary, ...]
-    left_out: int = 0
+    left_out: int = 0  # number of other runs that were given with such an optimizer
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether any run tells accuracy after its epochs."""
+        """Whether any run kept its batch and was evaluated, so that its accuracy can be used."""
         return any(map(one_batch, self.runs))
 
     def compared(self) -> tuple[Compared, ...]:
-        """Batches that ran with SGD and with Muon, each at the rate that a plan would give it.
+        """Accuracies of batches that ran both with SGD and with Muon, at a plan's rates.
 
-        Where the job leaves open how the rate is scaled and gradients with it, the way that did
-        best with each.
+        Where the job leaves `scaling` and `ags.mode` open, the best combination with each optimizer
+        is compared.
         """
         kept: dict[int, Compared] = {}
         for tried in self.tried():
@@ -64,10 +59,10 @@ class Experience:
         return tuple(kept[batch] for batch in sorted(kept))
 
     def observed(self) -> list[tuple[Job, Observed]]:
-        """Runs that trained as trials do, with the job of each.
+        """Runs that trained as trials do, as observations of the law of learning, with their jobs.
 
-        To their end, with one batch at the rate that a plan would give it, or at one that trials
-        found, nothing scaled by gradient noise.
+        They trained to their end with one batch, at the rate that a plan would give it or at one
+        that trials found, and nothing was scaled by gradient noise.
         """
         found = []
         for run in self.runs:
@@ -85,10 +80,9 @@ class Experience:
         return found
 
     def tried(self) -> list[Tried]:
-        """What runs of one batch and length reached, each in a way that the job may come to.
+        """Accuracies by batch and number of epochs, of each recipe that the job allows.
 
-        Runs left before their end are not comparable. Of several lengths that with most runs comes
-        last.
+        Runs that ended early are left out. They are sorted by the number of runs, rising.
         """
         found: dict[tuple[int, int], dict[Recipe, list[tuple[float, int]]]] = defaultdict(
             lambda: defaultdict(list)
@@ -104,14 +98,16 @@ class Experience:
                     found[batches.pop(), run.plan.epochs][recipe].append(reached[-1])
         return [
             Tried(batch, {recipe: _outcome(ends) for recipe, ends in one.items()})
-            for (batch, _), one in sorted(found.items(), key=lambda pair: _count(pair[1].values()))
+            for (batch, _), one in sorted(
+                found.items(), key=lambda pair: sum(map(len, pair[1].values()))
+            )
         ]
 
     def progress(self, noise: GradientNoise | None, update: OptimizerName) -> ProgressModel:
-        """Progress against the batch with one optimizer, by the runs most like what is planned.
+        """Progress against the batch with one optimizer, by the runs most like the planned one.
 
-        Those with this optimizer, its rule, rate and gradient scaling; where there are none those
-        with this optimizer, and else all.
+        These are the runs with this optimizer, and with the planned rule, rate and gradient
+        scaling; without such runs all with this optimizer; without these all runs.
         """
         same = [run for run in self.runs if run.plan.update == update]
         alike = [run for run in same if self._as_planned(run)] or same or list(self.runs)
@@ -138,14 +134,14 @@ class Experience:
         )
 
     def _as_planned(self, run: RunSummary) -> bool:
-        """Whether a run had rule, rate and gradient scaling as a plan with its optimizer has."""
+        """Whether a run had the rule, rate and gradient scaling of a plan with its optimizer."""
         recipe, job = recipe_of(run.plan), self.job
         wanted = (job.rate_scaling, job.ags.factors)
         averages = (run.plan.average_epochs is None) == (averaged_epochs(job) is None)
         return self._at_its_rate(run) and averages and (recipe.scaling, recipe.ags) == wanted
 
     def _at_its_rate(self, run: RunSummary) -> bool:
-        """Whether a run had the base rate that a plan with its optimizer has."""
+        """Whether a run had the base rate of a plan with its optimizer."""
         plan, rule = run.plan, run.plan.learning_rate
         asked = plan.job.model_copy(
             update={
@@ -160,15 +156,15 @@ class Experience:
         return rule.base_batch == meant.base_batch and isclose(rule.base, meant.base)
 
 
-def _told(data: DataFacts) -> str:
+def _data_words(data: DataFacts) -> str:
     return f"data={data.name} (digest {data.digest[:12]})"
 
 
 def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Experience:
-    """Runs of the profile's task, those left out that tell nothing of how the job trains.
+    """The given runs that are comparable with the job.
 
-    They had an optimizer that the job cannot come to, another method or resolution, or were left
-    before their end without having reached the goal's accuracy.
+    Left out are runs with an optimizer that the job cannot get, with another method or other
+    resolutions, and runs that ended early without having reached the goal's accuracy.
 
     Raises:
         PlanError: A run is of other data or of another network, or none has such an optimizer.
@@ -176,7 +172,7 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
     for run in runs:
         ours, theirs = profile.data, run.plan.data
         for same, one, other in (
-            (ours.digest == theirs.digest, _told(ours), _told(theirs)),
+            (ours.digest == theirs.digest, _data_words(ours), _data_words(theirs)),
             (
                 profile.network.name == run.plan.network.name,
                 f"network={profile.network.name}",
@@ -209,16 +205,15 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
 
 
 def _ended(run: RunSummary) -> bool:
-    """Whether a run trained all its epochs: the rate has fallen by then as planned."""
+    """Whether a run trained all its epochs, so that its rate has come down as planned."""
     return len(run.epochs) == run.plan.epochs
 
 
-def _count(groups: Iterable[Sequence[object]]) -> int:
-    return sum(map(len, groups))
-
-
 def _outcome(ends: Sequence[tuple[float, int]]) -> Outcome:
-    """Mean of what single seeds reached, each on so many images, and the error of that."""
+    """Mean accuracy of runs and its standard error.
+
+    ``ends``: Held-out accuracy of each run, and the number of images that it was counted on.
+    """
     values = [accuracy for accuracy, _ in ends]
     mean = fmean(values)
     counting = counting_error(mean, fmean(held_out for _, held_out in ends))

@@ -1,4 +1,4 @@
-"""A plan's learning rate laid out over the whole training, for tables, figures and the first lines.
+"""A plan's learning rate against the epochs, for tables, figures and the first lines of a run.
 
 batchwright schedule PLAN.json --figure rate.png
 """
@@ -18,16 +18,17 @@ from batchwright.records import Plan, RateSchedule, SchedulePoint, ScheduleRow
 from batchwright.records.registries.optimizers import OPTIMIZERS
 
 POINTS = 240
-"""Points of a schedule; some more where something happens."""
+"""Points of a schedule, spread evenly; each change of the schedule adds some."""
 
-_BEFORE = 1e-9  # of the epochs: just before something happens
-_TOLD = ("learning rate", "warm-up", "decay", "global batch", "stages", "preset")  # reasons kept
+_BEFORE = 1e-9  # share of all epochs: the distance of a point just before a change
+_KEPT_REASONS = ("learning rate", "warm-up", "decay", "global batch", "stages", "preset")
 
 
 def rate_schedule(plan: Plan) -> RateSchedule:
-    """The rate of a plan against epochs.
+    """The learning rate of a plan against epochs.
 
-    The points are those of a smooth curve: a step's own rate is that of the samples seen before it.
+    The points lie on a smooth curve. The rate of a step is the curve's at the samples that were
+    seen before the step.
     """
     rule = plan.learning_rate
     rows, batch = _rows(plan), _top_batch(plan)
@@ -36,7 +37,7 @@ def rate_schedule(plan: Plan) -> RateSchedule:
     return RateSchedule(
         name=f"{plan.network.name} on {plan.data.name}",
         rule=rule,
-        # The samples of the step that the peak is for: those at the highest resolution.
+        # The batch of the highest resolution, if the peak is the base rate scaled to that batch.
         scaled_to=batch if isclose(meant, rule.peak, rel_tol=1e-3) else None,
         served=plan.server is not None,
         ags=plan.ags,
@@ -45,7 +46,7 @@ def rate_schedule(plan: Plan) -> RateSchedule:
         warmup_steps=_steps_before(rows, until, plan.data.train_samples),
         rows=rows,
         points=_points(plan, rows),
-        reasons=tuple(one for one in plan.reasons if one.choice in _TOLD),
+        reasons=tuple(one for one in plan.reasons if one.choice in _KEPT_REASONS),
         doubts=_doubts(plan),
     )
 
@@ -82,13 +83,13 @@ def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
 
 
 def _top_batch(plan: Plan) -> int:
-    """Samples of a step at the highest resolution, of a large-batch worker under a server."""
+    """Samples of a step at the highest resolution; under a server, of a large-batch worker."""
     top = max(plan.stages, key=lambda stage: stage.resolution)
     return top.global_batch_size if plan.server is None else max(top.local_batch_sizes)
 
 
 def _steps_before(rows: Sequence[ScheduleRow], epoch: float, samples: int) -> int | None:
-    """Updates that begin before so many epochs have been seen."""
+    """Number of updates that begin before ``epoch`` epochs have been seen; `None` with a server."""
     steps = 0
     for row in rows:
         if row.steps_per_epoch is None:
@@ -96,7 +97,7 @@ def _steps_before(rows: Sequence[ScheduleRow], epoch: float, samples: int) -> in
         if epoch <= row.start:
             break
         whole, part = divmod(min(epoch, row.end) - row.start, 1)
-        # A whole number of steps may come out a little above it.
+        # Rounding may leave the quotient a little above a whole number of steps.
         begun = ceil(part * samples / row.global_batch_size - 1e-6)
         steps += int(whole) * row.steps_per_epoch + min(begun, row.steps_per_epoch)
     return steps
@@ -109,7 +110,7 @@ def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...
         row = next(index for index, one in enumerate(rows) if one.start <= start < one.end)
         first = _point(plan, rows, row, start, happens[start])
         if found and isclose(found[-1].learning_rate, first.learning_rate, rel_tol=1e-6):
-            found.pop()  # nothing falls at once
+            found.pop()  # the rate does not jump here, so one point is enough
         found.append(first)
         count = ceil(POINTS * (end - start) / plan.epochs)
         between = (start + (end - start) * n / count for n in range(1, count))
@@ -123,7 +124,7 @@ def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...
 
 
 def _happens(plan: Plan, rows: Sequence[ScheduleRow]) -> dict[float, str]:
-    """What happens after how many epochs."""
+    """Changes of the schedule, in words, by the epochs after which they come."""
     rule, last = plan.learning_rate, float(plan.epochs)
     found: dict[float, list[str]] = {0.0: ["start"]}
     for before, row in pairwise(rows):
@@ -138,7 +139,7 @@ def _happens(plan: Plan, rows: Sequence[ScheduleRow]) -> dict[float, str]:
         top = "peak" if rule.decay == "one-cycle" else "end of warm-up"
         found.setdefault(rule.warmup_epochs, []).append(top)
     for place in drops(rule, plan.epochs):
-        if place >= rule.warmup_epochs:  # those before have passed unseen when the warm-up ends
+        if place >= rule.warmup_epochs:  # earlier ones have no effect until the warm-up ends
             found.setdefault(place, []).append("a tenth")
     found.setdefault(last, []).append("end")
     return {epoch: ", ".join(words) for epoch, words in found.items()}
@@ -162,10 +163,10 @@ def _point(
 
 
 def _doubts(plan: Plan) -> tuple[str, ...]:
-    """What was asked for and may not be meant; a plan's own choice has its reason instead."""
+    """Warnings about what the job asks for and may not mean; choices of the plan have reasons."""
     rule, job, served = plan.learning_rate, plan.job, plan.server is not None
     given = job.global_batch != "auto" or (served and isinstance(job.dual.large_batches, tuple))
-    asked = given and job.learning_rate != "auto"  # else both are the plan's, which fit
+    asked = given and job.learning_rate != "auto"  # otherwise the plan fits one to the other
     batch = _top_batch(plan)
     found = []
     if asked and batch < rule.base_batch and rule.scaling in ("linear", "sqrt"):

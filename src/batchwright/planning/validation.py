@@ -1,4 +1,4 @@
-"""The job and the profiles of a plan, checked: what fits together, what is missing."""
+"""Checks of a job and its profiles: whether they fit together, and what is missing."""
 
 from __future__ import annotations
 
@@ -29,35 +29,42 @@ PLANNING_KEYS = frozenset(
 )
 """Job keys that may change after measuring, because they do not change what was measured.
 
-Resolutions and workers as far as the measured ones tell what the others take."""
+Resolutions and workers may change as far as the times of others follow from the measured ones."""
 
 
 def planning_job(*profiles: Profile) -> Job:
-    """The first profile's job, the number of workers left to the plan where several were measured.
+    """The first profile's job, with `workers=auto` where several numbers of workers were measured.
 
     Such a profile comes from ``workers=auto``, whatever that was resolved to before measuring, or
-    from several that were merged.
+    from merging several profiles.
     """
     job = profiles[0].job
     if any(profile.job.cuda_graphs == "on" for profile in profiles):
-        job = job.model_copy(update={"cuda_graphs": "on"})  # the numbers are those without
+        job = job.model_copy(update={"cuda_graphs": "on"})  # replaying gives the same numbers
     if len({point.workers for profile in profiles for point in profile.steps}) > 1:
         return job.model_copy(update={"workers": "auto"})
     return job
 
 
 def as_measured(job: Job, profile: Profile) -> Job:
-    """The job with what measuring settles, where it leaves that open, as in the profile's own."""
+    """The job, with keys that the probe settles taken from the profile where the job has `auto`."""
     keys = ("precision", *PASS_KEYS)
     settled = {key: getattr(profile.job, key) for key in keys if getattr(job, key) == "auto"}
     return job.model_copy(update=settled)
 
 
 def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
-    """``job`` with what is `auto` taken from the profiles'; refused where it was not measured.
+    """The job to plan for: ``job``, with keys that are `auto` taken from the profiles' job.
 
-    The number of workers may stay `auto`, and is so too where it is the measured one and the goal
-    allows others.
+    The number of workers may stay `auto`. It becomes `auto` where the goal bounds the workers and
+    the job has the measured number: which numbers the goal allows is for the plan to see.
+
+    Args:
+        profiles: Merged profiles, one for each kind of worker.
+        job: As given; `None`: the profiles' own.
+
+    Raises:
+        PlanError: The job differs from the measured one in a key that changes measurements.
     """
     measured = planning_job(*profiles)
     prices = (job or measured).goal.prices
@@ -72,7 +79,7 @@ def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
         if before == now or (key in PLANNING_KEYS and (key, now) != ("resolutions", "auto")):
             continue
         if key == "optimizer" and before == "auto" and now in AUTO:
-            continue  # what each update takes was measured
+            continue  # the update's seconds were measured with each optimizer of `auto`
         if now != "auto":
             raise PlanError(
                 f"the profile was measured with {key}={as_written(before)}, the job says "
@@ -81,7 +88,6 @@ def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
         taken[key] = before
     job = job.model_copy(update=taken) if job else measured
     if job.workers == measured.workers and job.goal.bounds_workers:
-        # That many were measured; which goal.kinds or goal.max_workers allow is for the plan.
         job = job.model_copy(update={"workers": "auto"})
     if job.precision == "auto":
         raise PlanError("the profile does not say in which precision it was measured: probe again")
@@ -96,21 +102,21 @@ def resolved(
     workers: int | None = None,
     least_side: int = 1,
 ) -> Job:
-    """The job with all settled that a plan goes by: precision, resolutions, epochs, the link.
+    """The job with precision, resolutions, epochs and link settled.
 
     Args:
         job: As given.
-        data: Tells the top resolution.
-        precision: To compute in.
-        workers: How many; `None`: as in the job.
-        least_side: Smallest that the network takes, in pixels.
+        data: The data set, whose image side is the top resolution.
+        precision: Number format to compute in.
+        workers: Number of workers; `None`: as in the job.
+        least_side: Smallest image side that the network takes, in pixels.
 
     Raises:
-        JobError: Something is given for another number of workers or resolutions.
+        JobError: A list of values is for another number of workers or resolutions.
     """
     known: dict[str, object] = {"precision": precision, "augment": job.augmentation}
     for key in PASS_KEYS:
-        if getattr(job, key) == "auto":  # nothing was measured that speaks for it
+        if getattr(job, key) == "auto":  # no measurement shows that it pays
             known[key] = "off"
     if workers is not None:
         known["workers"] = workers
@@ -120,7 +126,7 @@ def resolved(
 
 
 def idle_keys(job: Job) -> tuple[str, ...]:
-    """What the job says that its method or goal does nothing with, a line each."""
+    """Keys of the job that have no effect with its method or goal, a line each."""
     usual, found = Job(), []
     for key, methods in method_keys(job.method).items():
         value = attrgetter(key)(job)

@@ -1,15 +1,16 @@
 r"""Seconds of an exchange of gradients against message size and number of workers.
 
-Where it was measured, straight lines between the measured sizes: below some size latency rules,
-above it bandwidth, and each library changes its algorithm where it likes. Beyond the measured
-workers, a stated link and the formula of the algorithm:
+For measured numbers of workers, times are interpolated between the measured sizes: latency
+dominates for small messages and bandwidth for large ones, and each library changes its algorithm at
+sizes of its own. For more workers, times follow from a stated link and the formula of the
+algorithm:
 
 .. math::
     t_{ring} = 2 (K - 1) \Big( \alpha + \frac{G}{K \beta} \Big), \quad
     t_{server} = 2 \Big( \alpha + \frac{(K - 1) G}{\beta} \Big)
 
 with K workers, G bytes, latency :math:`\alpha` and bandwidth :math:`\beta`: a ring all-reduce
-(Patarasuk and Yuan 2009), and a push to and a pull from one process, through whose link all go.
+(Patarasuk and Yuan 2009), and a push to and a pull from one process, whose link all share.
 """
 
 from __future__ import annotations
@@ -53,17 +54,16 @@ def exchange_seconds(
 
 @dataclass(frozen=True)
 class CollectiveModel:
-    """Exchange times."""
+    """Measured exchange times."""
 
-    # For each operation and number of workers, the sizes measured, rising, in bytes, and the
-    # seconds of each.
+    # (operation, workers) -> pairs of message size in bytes, rising, and seconds.
     measured: Mapping[tuple[str, int], tuple[tuple[int, float], ...]]
 
     def seconds(self, size: int, workers: int, operation: Operation = "all-reduce") -> float:
         """Seconds to exchange ``size`` bytes between ``workers``.
 
-        One worker exchanges nothing. Between measured numbers of workers, in proportion; fewer
-        than were measured, as the smallest measured.
+        One worker exchanges nothing. Between measured numbers of workers the time is linear in the
+        number; fewer workers than were measured take the time of the smallest measured number.
 
         Raises:
             PlanError: More workers than were measured.
@@ -71,7 +71,7 @@ class CollectiveModel:
         if workers == 1:
             return 0.0
         if self.assumed(workers, operation):
-            return exchange_seconds(size, workers, None)  # which says what to state
+            return exchange_seconds(size, workers, None)  # raises the error
         counts = self._counts(operation)
         above = bisect_left(counts, workers)
         if counts[above] == workers or above == 0:
@@ -81,7 +81,7 @@ class CollectiveModel:
         return low + (high - low) * (workers - fewer) / (more - fewer)
 
     def assumed(self, workers: int, operation: Operation = "all-reduce") -> bool:
-        """Whether so many workers are beyond what was measured."""
+        """Whether so many workers are more than were measured."""
         return workers > max(self._counts(operation), default=1)
 
     def _counts(self, operation: Operation) -> list[int]:
@@ -89,7 +89,7 @@ class CollectiveModel:
 
 
 def fit_collectives(measured: Sequence[CollectiveTime]) -> CollectiveModel:
-    """Model of measured exchanges; none is fine. Repeated measurements are averaged by median."""
+    """Model of measured exchanges, which may be empty; of repeated ones the median counts."""
     times: dict[tuple[str, int], dict[int, list[float]]] = {}
     for one in measured:
         times.setdefault((one.operation, one.workers), {}).setdefault(one.bytes, []).append(
@@ -104,7 +104,11 @@ def fit_collectives(measured: Sequence[CollectiveTime]) -> CollectiveModel:
 
 
 def _between_sizes(size: int, points: Sequence[tuple[int, float]]) -> float:
-    """Below the smallest message its time (latency); above the largest, in proportion."""
+    """Seconds by message size, interpolated.
+
+    Below the smallest measured message it is that one's time (latency); above the largest the time
+    is in proportion to the size (bandwidth).
+    """
     if size <= points[0][0]:
         return points[0][1]
     if size >= points[-1][0]:

@@ -1,7 +1,7 @@
-"""Measured step times that cannot both be right, and what is believed of them.
+"""Finds measured step times that contradict each other, and widens their errors.
 
-A larger batch cannot take far less time than a smaller one. On a busy machine a few visits to a
-point can fall into one slow stretch, and then it seems to.
+A larger batch cannot take far less time than a smaller one. On a busy machine all visits to a point
+may fall into a slow stretch, and then it seems so.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Key = tuple[int, int, int]
 
 Placed = TypeVar("Placed", StepTime, HeldOut)
 
-_MIN_RATIO = 2.0  # a larger batch may not take less than this part of a smaller one's time
-_MIN_ERRORS = 4.0  # nor is it said of what scatter explains
+_MIN_RATIO = 2.0  # least time of a smaller batch over that of a larger one that is a contradiction
+_MIN_ERRORS = 4.0  # least difference, in standard errors, that is one
 
 
 def contradictions(
     points: Sequence[StepTime], drifts: Mapping[int, Drift] | None = None
 ) -> list[tuple[StepTime, StepTime]]:
-    """Pairs of a batch and the next larger one measured, which takes far less time.
+    """Pairs of a batch and the next larger measured one that takes far less time.
 
-    ``drifts`` are by number of workers; unset: as the points show them.
+    ``drifts``: Drift by number of workers; unset: as the points show it.
     """
     drifts = drift_by_workers(points) if drifts is None else drifts
     found = []
@@ -50,9 +50,14 @@ def point_errors(
 ) -> dict[Key, float]:
     """Relative standard error of each point's time.
 
-    Which of two that contradict each other is wrong cannot be told from them, so both get errors
-    that make their difference one standard error: the points around them decide, the intervals
-    are wide, and a disturbed probe still gives a plan. ``doubtful`` is what `contradictions` says.
+    It is not known which of two contradicting points is wrong, so both get an error that makes
+    their difference one standard error. Then the points around them decide, the intervals are wide,
+    and a disturbed probe still gives a plan.
+
+    Args:
+        points: Measured steps.
+        drifts: Drift by number of workers.
+        doubtful: Pairs that contradict each other, from `contradictions`.
     """
     errors = {key_of(point): point_error(point, drifts[point.workers].share) for point in points}
     for small, large in doubtful:
@@ -63,7 +68,7 @@ def point_errors(
 
 
 def grouped(points: Iterable[Placed]) -> dict[tuple[int, int], list[Placed]]:
-    """Points by workers and resolution, each by batch."""
+    """Points by number of workers and resolution, sorted by batch."""
     groups: dict[tuple[int, int], list[Placed]] = {}
     for point in sorted(points, key=key_of):
         groups.setdefault((point.workers, point.resolution), []).append(point)

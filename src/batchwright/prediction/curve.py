@@ -1,9 +1,9 @@
-"""Seconds against the batch, at one resolution and number of workers.
+"""Seconds of a step against the batch, at one resolution and number of workers.
 
-A line describes many devices, but not all: caches, allocators and kernel choices bend it. So a line
-where the measured medians allow it, and else straight pieces between them. Beyond the largest
-measured batch the curve goes on as its upper half does, and as that of another number of workers
-that was measured further: each counts by how well it is known there.
+Step times of many devices are a line, but caches, allocators and kernel choices may bend it. So the
+curve is a line where the measured medians allow one, and else linear pieces between them. Beyond
+the largest measured batch it goes on as its upper half does, and as the curve of another number of
+workers that was measured further; the two are weighted by how well each is known.
 """
 
 from __future__ import annotations
@@ -23,34 +23,31 @@ from batchwright.prediction.fit import (
 )
 
 DOUBLING_ERROR = 0.05
-"""Assumed standard error that each doubling beyond what was measured adds."""
+"""Assumed relative standard error that each doubling beyond the measured batches adds."""
 
 UNSEEN_BEND = 0.05
-"""Assumed standard error midway between two neighbours where no third point shows a bend."""
+"""Assumed relative standard error midway between two points without a third that shows a bend."""
 
 _SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds against the batch."""
+    """Seconds of a step against the batch; all errors are shares of the seconds."""
 
     batches: tuple[int, ...]  # measured batches, rising, in samples
-    seconds: tuple[float, ...]  # measured medians, in seconds
-    errors: tuple[float, ...]  # standard error of each median, as a share of it
-    line: Line  # the line through them, weighted by those errors
-    # Whether the line is used: it misses the medians by no more than they scatter, or predicts
-    # points left out better than the pieces between the others.
-    linear: bool
-    # How far the truth is from the line beyond scatter, or from the middle of a piece: a standard
-    # error, as a share.
-    misfit: float
-    caveat: str  # what the points cannot tell, in words; empty if nothing
-    measured: tuple[int, int]  # smallest and largest batch that were measured here
-    # Standard error of a whole borrowed curve, as a share: of the point that it was moved to, of
-    # the shape there, and of a bend that nobody saw.
+    seconds: tuple[float, ...]  # median seconds of each
+    errors: tuple[float, ...]  # standard error of each median
+    line: Line  # the line through the medians, weighted by their errors
+    linear: bool  # whether the line is used, rather than the pieces between the medians
+    misfit: float  # standard error of the line beyond scatter, or of a piece in its middle
+    caveat: str  # what the points do not identify, in words; empty if nothing
+    measured: tuple[int, int]  # smallest and largest batch that were measured here, in samples
+    # Standard error of a whole borrowed curve: that of the point that it was moved to, of its shape
+    # there, and of an unseen bend.
     level: float = 0.0
-    # The shape of a curve that was measured further, through this one's value at its largest batch.
+    # A curve of another number of workers that was measured further, moved through this curve's
+    # value at its largest batch; `None`: there is none.
     further: Curve | None = None
 
     def at(self, batch: float) -> float:
@@ -63,16 +60,16 @@ class Curve:
 
     @property
     def largest_miss(self) -> float:
-        """How far the line is from the median that is farthest from it, as a share of that."""
+        """Largest distance of the line from a median, as a share of the median."""
         pairs = zip(self.batches, self.seconds, strict=True)
         return max(abs(self.line.at(batch) / seconds - 1) for batch, seconds in pairs)
 
     def standard_error(self, batch: float) -> float:
         """Standard error of the curve at ``batch``, as a share of it.
 
-        The scatter of the medians and the misfit, and beyond the measured batches
-        `DOUBLING_ERROR` for each doubling. Where two shapes say how the curve goes on, how far they
-        are apart, too. The drift of a new measurement is not in it.
+        It contains the scatter of the medians and the misfit, beyond the measured batches
+        `DOUBLING_ERROR` for each doubling, and where the curve goes on by two shapes, their
+        distance. It does not contain the drift of a new measurement.
         """
         last = self.batches[-1]
         if self.further is None or batch <= last:
@@ -84,10 +81,10 @@ class Curve:
 
     @cached_property
     def _own_share(self) -> float:
-        """How much the own way to go on counts beside the other: by the inverse variances.
+        """Weight of the curve's own shape beyond its largest batch, by inverse variances.
 
-        Those where the other was measured last. It is one share for all batches: were it to change
-        from one to the next, a larger one might seem quicker.
+        The variances are those at the largest batch of the other shape. The weight is the same for
+        all batches: if it changed, a larger batch might seem quicker than a smaller one.
         """
         if self.further is None:
             return 1.0
@@ -95,9 +92,9 @@ class Curve:
         return other**2 / (own**2 + other**2)
 
     def _growth_errors(self, batch: float, further: Curve) -> tuple[float, float]:
-        """Standard errors of either way to go on, without that of the value from which both go.
+        """Standard errors of both shapes beyond the largest batch, without that of the value there.
 
-        That of the other shape comes in over the first doubling.
+        The error of the other shape grows to its full size over the first doubling.
         """
         last = self.batches[-1]
         known = self._own_error(last)
@@ -108,7 +105,7 @@ class Curve:
         return own, min(1.0, log2(batch / last)) * other
 
     def _own(self, batch: float) -> float:
-        """Seconds, as far as the points of this curve tell."""
+        """Seconds for ``batch`` samples by the points of this curve alone."""
         if self.linear:
             return self.line.intercept + self.line.slope * batch
         batches = self.batches
@@ -120,16 +117,16 @@ class Curve:
             if rise > 0:
                 slope = rise / (batches[-1] - batches[half])
                 return self.seconds[-1] + slope * (batch - batches[-1])
-        # Go on as the line does, from the nearest measured point.
+        # In proportion to the line, from the nearest measured point.
         edge = 0 if batch < batches[0] else -1
         return self.seconds[edge] * self.line.at(batch) / self.line.at(batches[edge])
 
     @property
     def _half(self) -> int:
-        """Where the upper half begins, as an index, as which the curve goes on.
+        """Index of the largest batch that is at most half the largest one: the upper half begins.
 
-        Below it, a step may take as long for fewer samples, as on a GPU that waits for its host,
-        and a line through all is too flat.
+        The curve goes on with the slope of that half. Below it, a step may take as long for fewer
+        samples, as on a GPU that waits for its host, so that a line through all points is too flat.
         """
         batches = self.batches
         return max((i for i, one in enumerate(batches) if 2 * one <= batches[-1]), default=0)
@@ -151,7 +148,7 @@ class Curve:
         return between(self.batches, self.errors, nearest)
 
     def _tilt(self, batch: float) -> float:
-        """What scatter makes of the slope with which the curve goes on; a line's scatter has it."""
+        """Error of the slope beyond the largest batch; for a line that is part of its scatter."""
         if batch <= self.batches[-1] or (self.linear and self.line.slope > 0):
             return 0.0
         half = self._half
@@ -160,7 +157,7 @@ class Curve:
         return steps * rise / self._own(batch)
 
     def _bend(self, batch: float) -> float:
-        """The line's misfit everywhere, that of a piece most in its middle."""
+        """Error of a bend: a line's misfit everywhere, a piece's misfit most in its middle."""
         few = len(self.batches) == 2
         if self.linear and not few:
             return self.misfit
@@ -173,19 +170,25 @@ class Curve:
 
 
 def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence[float]) -> Curve:
-    """Curve through medians, at least two; batches rise, errors are shares of the seconds."""
+    """Curve through medians.
+
+    Args:
+        batches: Batches, rising, at least two, in samples.
+        seconds: Median seconds of each.
+        errors: Standard error of each, as a share of the seconds.
+    """
     scales = [max(error, _SMALLEST) * y for error, y in zip(errors, seconds, strict=True)]
     line = fit_line(batches, seconds, scales)
     validation = leave_one_out(batches, seconds, scales)
     linear = choose_line(line, len(batches), validation)
     if len(batches) == 2:
         misfit = UNSEEN_BEND
-    elif linear:  # how far squared misses exceed what scatter explains after a fit
+    elif linear:  # the part of the residuals that scatter does not explain
         misses = [line.at(x) / y - 1 for x, y in zip(batches, seconds, strict=True)]
         explained = line.degrees / len(batches) * sum(e * e for e in errors)
         misfit = sqrt(max(0.0, sum(m * m for m in misses) - explained) / len(misses))
     else:
-        # A point left out leaves a gap twice as wide, so about twice the error, noise included.
+        # Leaving a point out makes a gap twice as wide, so about twice the error, noise included.
         misfit = root_mean_square(validation.pieces) / 2
     caveat = line.caveat
     if not linear:
@@ -205,7 +208,15 @@ def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence
 
 
 def borrow_curve(shape: Curve, batch: int, seconds: float, error: float, whence: str) -> Curve:
-    """The shape of another curve, moved through one point."""
+    """The shape of another curve, moved through one point.
+
+    Args:
+        shape: The other curve.
+        batch: The batch of the point, in samples.
+        seconds: Seconds at the point.
+        error: Standard error of these, as a share.
+        whence: Where the shape comes from, in words.
+    """
     factor = seconds / shape.at(batch)
     return replace(
         shape,

@@ -1,10 +1,10 @@
-r"""How repeatable the machine is: scatter between visits to the same point.
+r"""How repeatable the machine is: the scatter between visits to the same point.
 
-Shared machines have slow stretches of seconds, so what matters is not how single steps scatter but
-how visits do that are apart in time. Two things make that up. The mean of a few steps that scatter
-is itself uncertain; it differs from point to point how much, and is most where a short step waits
-for an exchange. What visits scatter beyond that is drift,
-pooled over all points of a number of workers: each has few visits, together they have many.
+Shared machines have slow stretches of seconds. So the scatter that matters is not that of single
+steps but that between visits which are apart in time. It has two parts. The mean of a few steps has
+an error by the scatter of these steps; it differs from point to point, and is largest where a short
+step waits for an exchange. What visits scatter beyond that is drift. Each point has few visits, so
+drift is pooled over all points of a number of workers.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import NamedTuple
 from batchwright.records import StepTime
 
 ASSUMED_DRIFT = 0.05
-"""Assumed drift where too few visits show any."""
+"""Assumed drift where too few visits show it."""
 
 LATER_VISITS = 5
-"""Visits whose median a prediction is about; `check` makes as many."""
+"""Number of visits whose median a prediction is for; `check` makes as many."""
 
 SHARED_DRIFT = 0.5
-"""Share of a visit's drift, as a variance, that all visits of that time have in common, so that a
-line through many points does not average it away; measured on a shared 2-core machine: 0.35 to 0.5.
+"""Share of a visit's drift, as a variance, that all visits of that time have in common. A line
+through many points does not average it out. Measured on a shared machine of 2 cores: 0.35 to 0.5.
 """
 
 HANDING_OVER = 0.3
-"""Relative standard deviation, from one minute to the next, of what a step takes whatever its
-batch, where cores share it. They hand each other data many times in a step, which takes several
-times as long between cores of different caches; the system moves threads between cores, and the
-host of a virtual machine moves its cores. One such stretch outlasts a probe, whose visits then show
-nothing of it. Measured on a virtual machine of two cores: docs/decisions/0085.
+"""Relative standard deviation, from one minute to the next, of the fixed time of a step, where
+several cores share the step. They hand each other data many times in a step, which takes several
+times as long between cores with different caches; the system moves threads between cores, and the
+host of a virtual machine moves its cores. One such stretch outlasts a probe, whose visits then do
+not show it. Measured on a virtual machine of two cores: docs/decisions/0085.
 """
 
 WELL_KNOWN_RATIO = 0.005
@@ -41,48 +41,49 @@ WELL_KNOWN_RATIO = 0.005
 batch sizes are to agree."""
 
 _MIN_DEGREES = 4
-_DOUBTED_VISITS = 10  # slower visits at which a skew is believed by half
-_MAX_TIMES_MEDIAN = 6.0  # a suspended process says nothing about drift
+_DOUBTED_VISITS = 10  # number of slower visits with which a skew counts by half
+_MAX_TIMES_MEDIAN = 6.0  # bound of a difference over the median one: a process may be suspended
 _MIN_DRIFT = 0.005  # no clock and no scheduler repeats a step better
-_HALVINGS = 30
+_HALVINGS = 30  # bisections
 _GINI = sqrt(pi) / 2  # standard deviation of a normal sample over its mean difference
 QUARTILES_PER_DEVIATION = 1.349
 """Distance between the quartiles of a normal distribution, in standard deviations."""
 
 
 class Drift(NamedTuple):
-    """What visits scatter beyond what the scatter of their steps makes."""
+    """Scatter of visits beyond that which the scatter of their steps causes."""
 
-    share: float  # standard deviation of a visit's mean step, relative to the point's long run
-    degrees: int  # of freedom behind it; 0 where it is assumed
+    share: float  # standard deviation of a visit's mean step, relative to the point's long-run mean
+    degrees: int  # degrees of freedom behind it; 0 where it is assumed
 
 
-class _Seen(NamedTuple):
-    """What the visits to one point show."""
+class _VisitScatter(NamedTuple):
+    """Scatter of the visits to one point."""
 
-    degrees: float  # of freedom: one less than the visits, or as many of these as tell of drift
-    scatter: float  # standard deviation of a visit, relative, by Gini's mean difference
-    of_steps: float  # what of it the scatter of the point's steps makes, see `step_share`
+    # Degrees of freedom: one less than the visits, or the part of it that shows drift.
+    degrees: float
+    scatter: float  # relative standard deviation of a visit, by Gini's mean difference
+    of_steps: float  # the part of it that the scatter of the point's steps causes, see `step_share`
 
 
 def pooled_drift(points: Sequence[StepTime]) -> Drift:
     r"""Drift of all points together, by Gini's mean difference over pairs of visits.
 
-    The drift :math:`\delta` at which visits scatter as much as they should, in the mean over the
-    pairs of visits to a point and then over points, where steps make :math:`\omega` of a visit's
-    scatter:
+    The drift :math:`\delta` is the one with which the scatter of visits has its expected value, in
+    the mean over the pairs of visits to a point and then over points, where steps cause the scatter
+    :math:`\omega` of a visit:
 
     .. math::
         \operatorname{mean} \frac{\sqrt\pi}{2}
         \frac{|\ln t_i - \ln t_j|}{\sqrt{\delta^2 + \omega^2}} = 1
 
-    Points count by their degrees of freedom and their Fisher information about a drift, so that
-    those whose steps scatter more than it tell little. Unbiased for few visits too. Slow stretches,
-    which are rare, one-sided and long, count in proportion: a median of the differences would not
-    see them, a mean square little else.
+    Points are weighted by their degrees of freedom and their Fisher information about a drift, so
+    that points whose steps scatter more than that count little. It is unbiased for few visits, too.
+    Slow stretches, which are rare, one-sided and long, count in proportion: a median of the
+    differences would not see them, and a mean square would see little else.
     """
-    seen = _telling(_seen(points))
-    # Rounded, not cut: the scatter of steps takes a little of each, so four tell as 3.9.
+    seen = _by_information(_seen(points))
+    # Rounded, not cut: the scatter of steps reduces each degree a little, so 4 come to 3.9.
     degrees = round(sum(one.degrees for one in seen))
     if degrees < _MIN_DEGREES:
         return Drift(ASSUMED_DRIFT, 0)
@@ -90,33 +91,42 @@ def pooled_drift(points: Sequence[StepTime]) -> Drift:
 
 
 def drift_by_workers(points: Sequence[StepTime], of_all: Drift | None = None) -> dict[int, Drift]:
-    """Drift of each number of workers, by its own visits as far as these tell.
+    """Drift of each number of workers, by its own visits and by those of all.
 
-    Workers that exchange gradients wait for each other, so they drift otherwise than one does. Each
-    number goes by its own visits, beside which the drift of all counts as if `_MIN_DEGREES` more
-    had shown it: where there are few, it decides. ``of_all`` is the `pooled_drift` of these points,
-    for who has it already.
+    Workers that exchange gradients wait for each other, so they drift otherwise than a single one.
+    The drift of all points counts as `_MIN_DEGREES` further degrees of freedom, so it decides where
+    there are few visits.
+
+    Args:
+        points: Measured steps.
+        of_all: `pooled_drift` of these points; unset: it is computed.
     """
     of_all = of_all or pooled_drift(points)
     found = {}
     for workers in {point.workers: None for point in points}:
         own = [point for point in points if point.workers == workers]
         usual = [of_all.share / _GINI] * _MIN_DEGREES
-        seen = [*_telling(_seen(own, usual)), _Seen(_MIN_DEGREES, of_all.share, 0.0)]
+        seen = [
+            *_by_information(_seen(own, usual)),
+            _VisitScatter(_MIN_DEGREES, of_all.share, 0.0),
+        ]
         degrees = min(of_all.degrees, round(sum(one.degrees for one in seen)))
         found[workers] = Drift(_beyond_steps(seen), degrees) if of_all.degrees else of_all
     return found
 
 
 def visit_scatter(points: Sequence[StepTime]) -> float | None:
-    """All that visits scatter, what their steps make of it included; `None` if too few tell."""
+    """Relative scatter of visits, that by their steps included; `None` with too few visits."""
     seen = _seen(points)
-    told = sum(one.degrees for one in seen) >= _MIN_DEGREES
-    return max(_MIN_DRIFT, _mean_scatter(seen)) if told else None
+    enough = sum(one.degrees for one in seen) >= _MIN_DEGREES
+    return max(_MIN_DRIFT, _mean_scatter(seen)) if enough else None
 
 
-def _seen(points: Sequence[StepTime], usual: Sequence[float] = ()) -> list[_Seen]:
-    """What visits show; beside them, ``usual`` differences say which ones are out of all reason."""
+def _seen(points: Sequence[StepTime], usual: Sequence[float] = ()) -> list[_VisitScatter]:
+    """Scatter of the visits to each point that has several.
+
+    ``usual``: Further differences that enter the median, by which outliers are bounded.
+    """
     revisited = [point for point in points if len(point.visits) > 1]
     pairs = [pair for point in revisited for pair in combinations(point.visits, 2)]
     if not pairs:
@@ -124,20 +134,19 @@ def _seen(points: Sequence[StepTime], usual: Sequence[float] = ()) -> list[_Seen
     most = _MAX_TIMES_MEDIAN * median([*usual, *(abs(log(a / b)) for a, b in pairs)])
     # A point of n visits has n (n - 1) / 2 pairs, but n - 1 degrees of freedom.
     return [
-        _Seen(len(point.visits) - 1, _scatter(point.visits, most), step_share(point))
+        _VisitScatter(len(point.visits) - 1, _scatter(point.visits, most), step_share(point))
         for point in revisited
     ]
 
 
-def _mean_scatter(seen: Sequence[_Seen]) -> float:
+def _mean_scatter(seen: Sequence[_VisitScatter]) -> float:
     return sum(one.degrees * one.scatter for one in seen) / sum(one.degrees for one in seen)
 
 
-def _telling(seen: Sequence[_Seen]) -> list[_Seen]:
-    """What visits show, with the degrees of freedom that tell of drift: by Fisher information.
+def _by_information(seen: Sequence[_VisitScatter]) -> list[_VisitScatter]:
+    """The scatter of visits, with degrees of freedom reduced by Fisher information about the drift.
 
-    About a drift as large as it may be: what is assumed, or all that visits scatter if that is
-    more.
+    The information is that about a large drift: the assumed one, or all scatter if that is more.
     """
     if not seen:
         return []
@@ -147,8 +156,8 @@ def _telling(seen: Sequence[_Seen]) -> list[_Seen]:
     ]
 
 
-def _beyond_steps(seen: Sequence[_Seen]) -> float:
-    """The drift at which points scatter as much as they should, in the mean over their degrees."""
+def _beyond_steps(seen: Sequence[_VisitScatter]) -> float:
+    """The drift with which the scatter of points has its expected value, see `pooled_drift`."""
     degrees = sum(one.degrees for one in seen)
 
     def too_small(drift: float) -> bool:
@@ -166,12 +175,12 @@ def _beyond_steps(seen: Sequence[_Seen]) -> float:
 def ratio_error(ratios: Sequence[float]) -> float:
     r"""Relative standard error of the median over visits of a ratio of two times.
 
-    That of one visit, by Gini's mean difference as in `pooled_drift`, times what a median of so
-    many keeps of it. Both times saw the same state of the machine, so what visits of that time have
-    in common is not in it.
+    It is that of one visit, by Gini's mean difference as in `pooled_drift`, times `median_share`.
+    Both times of a visit saw the same state of the machine, so drift that all visits have in common
+    is not in it.
 
     Args:
-        ratios: One for each visit; fewer than two tell nothing, and the error is infinite.
+        ratios: The ratio in each visit; with fewer than two the error is infinite.
     """
     if len(ratios) < 2:
         return inf
@@ -179,15 +188,16 @@ def ratio_error(ratios: Sequence[float]) -> float:
 
 
 def _scatter(values: Sequence[float], most: float = inf) -> float:
-    """Relative standard deviation by Gini's mean difference; none counts for more than ``most``."""
+    """Relative standard deviation by Gini's mean difference, with differences up to ``most``."""
     return _GINI * fmean(min(abs(log(a / b)), most) for a, b in combinations(values, 2))
 
 
 def pooled_skew(points: Sequence[StepTime]) -> float:
-    """How much larger the drift is upwards: 1 the same in both directions, towards 2 only up.
+    """Skew of the drift: 1 if it is the same in both directions, up to 2 if it is only upwards.
 
-    Mean distance of slower visits from their point's median, over the mean of slower and faster
-    ones; where few visits tell, nearer to 1. Slow stretches are rarer than others, and longer.
+    It is the mean distance of slower visits from their point's median, over the mean of slower and
+    faster ones; with few visits it is nearer to 1. Slow stretches are rarer than others, and last
+    longer.
     """
     slower, faster = [], []
     for point in points:
@@ -203,13 +213,13 @@ def pooled_skew(points: Sequence[StepTime]) -> float:
 
 
 def level_error(points: Sequence[StepTime], drift: float) -> float:
-    """Standard error that all points have in common, as a share: see `SHARED_DRIFT`."""
+    """Relative standard error that all points have in common, see `SHARED_DRIFT`."""
     visits = median(max(1, len(point.visits)) for point in points)
     return sqrt(SHARED_DRIFT) * drift * median_share(visits)
 
 
 def median_share(visits: float) -> float:
-    r"""Standard deviation of a median of so many visits, as a share of that of one.
+    r"""Standard deviation of the median of ``visits`` visits, as a share of that of one visit.
 
     :math:`\sqrt{(\pi / 2) / (n + \pi / 2 - 1)}`: exact for one, right to 2 % for odd n of a normal
     sample, and on the safe side for even n.
@@ -218,10 +228,10 @@ def median_share(visits: float) -> float:
 
 
 def step_share(point: StepTime) -> float:
-    """What the scatter of a point's steps makes of one visit's, as a share of it.
+    """Relative standard deviation of one visit that the scatter of its steps causes.
 
-    Quartiles tell it of a single visit alone: those of several have in them how far these are
-    apart.
+    For points without `visit_error` it follows from the quartiles of a single visit. Quartiles of
+    several visits include the distance between these; then it is 0.
     """
     if point.visit_error is not None:
         return point.visit_error
@@ -232,7 +242,7 @@ def step_share(point: StepTime) -> float:
 
 
 def visit_deviation(point: StepTime, drift: float) -> float:
-    """Relative standard deviation of one visit there: drift, and what its steps make."""
+    """Relative standard deviation of one visit to a point: by drift and by its steps."""
     return hypot(drift, step_share(point))
 
 

@@ -1,8 +1,8 @@
-"""A line through measured points, with an interval, and with what the points cannot tell.
+"""Fits a line through measured points, with its error and with a note on what they do not identify.
 
 Measured times and bytes span powers of ten, so errors are relative: a batch of 16 counts as much as
 one of 512. Whether a line is good enough, or straight pieces between the points are better, is
-found by leaving one point out at a time.
+decided by leaving one point out at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import exp, inf, sqrt
 from batchwright.records import Estimate
 
 UNKNOWN_RELATIVE_ERROR = 0.2
-"""Assumed standard error where the points are too few to show any."""
+"""Assumed relative standard error of a time that was not measured."""
 
 # 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom.
 _T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
@@ -24,15 +24,19 @@ Z_975 = 1.96
 _Z_975_EXACT = 1.959964
 _Z_999 = 3.090232
 
-# Of pure noise about a line, one in ten ratios of errors left out is below this (simulated).
 _CLEARLY = 0.8
+"""Largest error of the line at points left out, over that of the pieces, with which the line is
+clearly better: of pure noise about a line one ratio in ten is smaller (simulated)."""
 
 
 def student_t_975(degrees: int) -> float:
     """97.5 % quantile of Student's t: a table up to 10 degrees of freedom, then a series.
 
     The series in 1 / ``degrees`` is Cornish and Fisher's (Abramowitz and Stegun 26.7.5), right to
-    four digits here. A table costs nothing to import.
+    four digits here. It spares the import of SciPy.
+
+    Raises:
+        ValueError: ``degrees`` is below 1.
     """
     if degrees < 1:
         raise ValueError(f"Student's t has no quantile with {degrees} degrees of freedom")
@@ -47,7 +51,11 @@ def student_t_975(degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """``y = intercept + slope x`` with both at least 0, and its uncertainty."""
+    """``y = intercept + slope x`` with both at least 0, and its error.
+
+    The variance of the line at x is :math:`1 / m + (x - c)^2 / q`, with mass m, center c and
+    spread q, if the scales of the fit are the standard errors of the points.
+    """
 
     intercept: float  # y at x = 0, in the unit of y
     slope: float  # y per unit of x
@@ -55,17 +63,17 @@ class Line:
     # more points than parameters.
     relative_error: float | None
     degrees: int  # degrees of freedom behind ``relative_error``
-    caveat: str  # what the points cannot tell, in words; empty if nothing
-    _mass: float  # variance of the line at x: s^2 (1 / mass + (x - center)^2 / spread)
+    caveat: str  # what the points do not identify, in words; empty if nothing
+    _mass: float
     _center: float
     _spread: float
 
     def at(self, x: float) -> float:
-        """The line at ``x``."""
+        """Y on the line at ``x``."""
         return self.intercept + self.slope * x
 
     def scaled(self, factor: float) -> Line:
-        """The line of ``factor`` times y."""
+        """The line through points with ``factor`` times y."""
         square = factor**2
         return replace(
             self,
@@ -76,62 +84,37 @@ class Line:
         )
 
     def own_error(self, x: float) -> float:
-        r"""Standard error of the line itself at ``x``, relative to it.
+        r"""Standard error of the line at ``x``, as a share of it: :math:`\sqrt{v(x)} / \hat y(x)`.
 
-        It takes the scales that the line was fitted with for standard errors of the points:
-        :math:`\sqrt{v(x)} / \hat y(x)`, with :math:`v` the variance of the weighted fit.
+        The scales of the fit are taken for the standard errors of the points.
         """
         return sqrt(1 / self._mass + (x - self._center) ** 2 / self._spread) / self.at(x)
 
     def ratio_error(self, x: float, other: float) -> float:
-        r"""Standard error of the ratio of the line at two places, relative to it.
+        r"""Standard error of the ratio of the line at two places, as a share of it.
 
-        The line is off at both places together, so it is less than their own errors make up. Scales
-        are taken as for `own_error`.
+        It is smaller than that of two independent values, since errors of the line move both.
+        The scales of the fit are taken for the standard errors of the points.
         """
         first, second = self.at(x), self.at(other)
         level = (1 / first - 1 / second) ** 2 / self._mass
         tilt = (x - self._center) / first - (other - self._center) / second
         return sqrt(level + tilt**2 / self._spread)
 
-    def standard_error(self, x: float) -> float:
-        r"""Standard error of a new measurement at ``x``, relative to the line there.
-
-        .. math:: s \sqrt{1 + v(x) / \hat y(x)^2}
-
-        with :math:`s` the relative error and :math:`s^2 v(x)` the line's own variance. Where the
-        points show no error, `UNKNOWN_RELATIVE_ERROR`.
-        """
-        if self.relative_error is None:
-            return UNKNOWN_RELATIVE_ERROR
-        variance = 1 / self._mass + (x - self._center) ** 2 / self._spread
-        return self.relative_error * sqrt(1 + variance / self.at(x) ** 2)
-
-    def predict(self, x: float) -> Estimate:
-        """Value and 95 % prediction interval at ``x``: Student's t times the standard error."""
-        quantile = student_t_975(self.degrees) if self.degrees else 2.0
-        return interval(self.at(x), quantile * self.standard_error(x))
-
-
-def interval(value: float, relative_half_width: float) -> Estimate:
-    """``value`` with an interval of a relative half width around it; never below 0."""
-    width = value * relative_half_width
-    return Estimate(value=value, low=max(0.0, value - width), high=value + width)
-
 
 WIDEST = 14.0
-"""Largest logarithm of a ratio that an interval reaches to, a factor of a million: nothing is known
-then, and more would be no number at all."""
+"""Largest half width of an interval, as a logarithm: a factor of a million. Nothing is known then,
+and a larger one would overflow."""
 
 
 def interval_in_ratio(value: float, error: float) -> Estimate:
-    """``value`` divided and multiplied by ``exp(error)``: for errors that are ratios."""
+    """``value`` with the interval from ``value / exp(error)`` to ``value * exp(error)``."""
     error = min(error, WIDEST)
     return Estimate(value=value, low=value * exp(-error), high=value * exp(error))
 
 
 def between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Y at ``x`` on the straight pieces between points; ``x`` lies within the rising ``xs``."""
+    """Linear interpolation at ``x``, which lies within the rising ``xs``."""
     right = bisect_left(xs, x)
     if xs[right] == x:
         return ys[right]
@@ -146,17 +129,17 @@ def fit_line(
 
     .. math:: \min_{c_0, c_1 \ge 0} \sum_i \big( (y_i - c_0 - c_1 x_i) / s_i \big)^2
 
-    Where the best intercept would be negative the line is pinned to the origin, where the best
-    slope would be negative to a constant: neither time nor memory goes that way. Points at a single
-    x cannot tell intercept from slope; the line then goes through the origin.
+    Where the best intercept would be negative, the line goes through the origin; where the best
+    slope would be negative, it is constant: neither time nor memory falls. Points at a single x do
+    not identify intercept and slope; the line then goes through the origin.
 
     Args:
         xs: Positive, for example samples.
         ys: Not negative, for example seconds or bytes; as many as ``xs``.
-        scales: What errors are relative to, s; unset: ``ys``, which are positive then.
+        scales: The scale s of each error, positive; unset: ``ys``, so that errors are relative.
 
     Raises:
-        ValueError: No points, unequal numbers of them, or one that makes no sense.
+        ValueError: No points, unequal numbers of values, or a value out of range.
     """
     scales = ys if scales is None else scales
     if not xs or len(xs) != len(ys):
@@ -194,6 +177,7 @@ def _proportional(
     weights: list[float],
     caveat: str,
 ) -> Line:
+    """The best line through the origin."""
     spread = sum(w * x**2 for w, x in zip(weights, xs, strict=True))
     slope = sum(w * x * y for w, x, y in zip(weights, xs, ys, strict=True)) / spread
     return _line(xs, ys, scales, 0.0, slope, 1, caveat, (inf, 0.0, spread))
@@ -209,7 +193,7 @@ def _line(
     caveat: str,
     shape: tuple[float, float, float],
 ) -> Line:
-    """The line with its residuals; ``shape`` is mass, center, spread."""
+    """The line with the error by its residuals; ``shape`` is mass, center, spread."""
     residuals = [
         (y - intercept - slope * x) / scale for x, y, scale in zip(xs, ys, scales, strict=True)
     ]
@@ -220,16 +204,16 @@ def _line(
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Relative errors at the inner points, each predicted from the others; empty below three."""
+    """Relative errors at the inner points, each predicted from the others; empty below 3 points."""
 
-    line: tuple[float, ...]  # (predicted - y) / y by the line through the others
-    pieces: tuple[float, ...]  # the same by the straight piece between the neighbours
+    line: tuple[float, ...]  # (predicted - y) / y by the line through the other points
+    pieces: tuple[float, ...]  # (predicted - y) / y by the straight piece between the neighbours
 
 
 def leave_one_out(
     xs: Sequence[float], ys: Sequence[float], scales: Sequence[float]
 ) -> CrossValidation:
-    """How well lines and pieces predict points they have not seen; ``xs`` rise."""
+    """How well a line and pieces predict points that were left out; ``xs`` rise."""
     line, pieces = [], []
     for left_out in range(1, len(xs) - 1):
         seen = [i for i in range(len(xs)) if i != left_out]
@@ -241,13 +225,18 @@ def leave_one_out(
 
 
 def choose_line(line: Line, points: int, errors: CrossValidation) -> bool:
-    """Whether the line is kept, and not the pieces between the points.
+    """Whether the line is used, rather than the pieces between the points.
 
-    It is kept where it misses the points by no more than their standard errors, which are the
-    scales of the fit, allow (chi-squared at 99.9 %: slow stretches make tails longer than normal
-    ones). Where it misses them by more, it is kept only if it predicts points left out clearly
-    better than the pieces do; by chance it may do a little better, and a jump at the last point
-    is none that leaving points out can show. Of three points both predict the middle one alike.
+    It is used if its residuals are within the standard errors of the points, which are the scales
+    of the fit (chi-squared at 99.9 %, as slow stretches make tails longer than normal ones). Else
+    it is used only if it predicts points left out clearly better than the pieces do: it may do a
+    little better by chance, and leaving points out does not show a jump at the last point. With
+    three points both predict the middle one alike.
+
+    Args:
+        line: The line.
+        points: Number of points.
+        errors: Errors at points left out.
     """
     if not line.degrees or line.relative_error is None:
         return True
@@ -257,7 +246,7 @@ def choose_line(line: Line, points: int, errors: CrossValidation) -> bool:
 
 
 def root_mean_square(values: Sequence[float]) -> float:
-    """Root of the mean square; 0 of none."""
+    """Root of the mean square; 0 without values."""
     return sqrt(sum(v * v for v in values) / len(values)) if values else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What loading has to do with step times: several measurements as one, and which one tells most."""
+"""Times of loading beside steps: pools several measurements, and finds the most similar one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchwright.records import StepLoading, StepTime
 
 
 def pooled_loading(measured: Sequence[StepLoading]) -> StepLoading | None:
-    """Medians over visits to one point; `None` without any."""
+    """Medians of measurements at one point; `None` without any."""
     if not measured:
         return None
     names = [name for name in StepLoading.model_fields if name != "loaders"]
@@ -23,9 +23,9 @@ def pooled_loading(measured: Sequence[StepLoading]) -> StepLoading | None:
 def nearest_loaded(
     points: Sequence[StepTime], workers: int, resolution: int, batch: int
 ) -> StepTime | None:
-    """The step measured beside loading that is nearest to another; `None` without any.
+    """The measured step, with loading times, that is nearest to a given one; `None` without any.
 
-    Its number of workers counts most, then the resolution, then the samples in a pass.
+    The number of workers counts first, then the resolution, then the samples in a pass.
     """
     found = [point for point in points if point.loading is not None]
 

@@ -1,21 +1,21 @@
-r"""Peak bytes of a training step against the samples that go through the network at once.
+r"""Peak bytes of a training step against the samples that go through the network in one pass.
 
-At every moment k of a step the live bytes are :math:`f_k + g_k b` with both parts not negative: the
-peak over the moments is convex and piecewise linear in the batch b. So a few measured batches bound
-all others, without statistics:
+At every moment k of a step the live bytes are :math:`f_k + g_k b` with both parts not negative, so
+the peak over the moments is convex and piecewise linear in the batch b. Then a few measured batches
+bound all others, without statistics:
 
 * between two, the chord lies above, and both neighbouring segments, extended, below;
 * beyond the largest :math:`b_n`, the last segment extended lies below, and
-  :math:`A + (M_n - A) b / b_n` above, A being the bytes that live at every moment;
+  :math:`A + (M_n - A) b / b_n` above, where A are the bytes that live at every moment;
 * below the smallest :math:`b_1`, the first segment extended lies below, and :math:`M_1` above.
 
-What an allocator rounds, and what breaks this in the points themselves, goes into a stated margin.
+Rounding by the allocator, and points that are not convex, widen a stated margin.
 
-The resident size of the process is what it is without the step, and a step's tensors as often as
-the allocator keeps them. In the steps that a probe weighs, that is a line in the predicted peak M,
-whose slope is known beforehand, so that a few small batches, whose sizes scatter by more than they
-differ, do not set it. Where glibc keeps small freed pieces apart (`workload.allocator`), the heap
-of a training holds more, by h with each byte above those that every step reaches, F; else h is 0:
+The resident size of the process is its size without the step, and a multiple of the step's tensors,
+by what the allocator keeps. In the steps of a probe it is a line in the predicted peak M. The slope
+has a prior, so that it does not follow from a few small batches, whose sizes scatter by more than
+they differ. Where glibc keeps small freed pieces apart (`workload.allocator`), the heap of a
+training holds h more bytes with each byte above the bytes F that every step reaches; else h is 0:
 
 .. math:: R = a + k M + h (M - F), \qquad k = 1.5 \pm 0.5, \quad h = 0.5 \pm 0.35
 """
@@ -47,41 +47,34 @@ MARGIN = {"cpu": 0.005, "cuda": 0.03}
 """Share by which the interval is widened: blocks are rounded up, on CUDA more."""
 
 RESIDENT_ERROR = 0.05
-"""Assumed standard error of a resident size: what allocators keep strays so far."""
+"""Assumed relative standard error of a resident size, by what the allocator keeps."""
 
 RESIDENT_SLOPE, RESIDENT_SLOPE_ERROR = 1.5, 0.5
-"""Resident bytes with each byte of tensors in a weighed step, and its standard error. Assumed: 1.0
+"""Resident bytes for each byte of tensors in a measured step, and the standard error. Assumed: 1.0
 to 2.1 were measured where batches were up to 32 times as large as the smallest."""
 
 HELD, HELD_ERROR = 0.5, 0.35
-"""Resident bytes that a training's heap holds beyond a weighed step's, with each byte of tensors
-above those that every step reaches, and their standard error, where small freed pieces are kept
-apart: a heap that has known small batches only, and was just trimmed, shows less of that. With the
-error as wide as that, the interval holds a weighed step, too, which `check` measures."""
+"""Resident bytes that the heap of a training holds beyond those of a measured step, for each byte
+of tensors above those that every step reaches, and the standard error, where small freed pieces are
+kept apart. The heap of a probe shows less of them, as it had small batches only and was just
+trimmed. The error is so wide that the interval also holds a measured step, which `check` measures.
+"""
 
 _MAX_SAMPLES = 2**24
 
 
 @dataclass(frozen=True)
 class _Bounds:
-    """Peak bytes at one resolution and number of workers, and what surely holds around them.
+    """Peak bytes at one resolution and number of workers, and bounds between and beyond them."""
 
-    Attributes:
-        batches: Measured batches, rising.
-        peaks: Peak bytes of each.
-        always: Bytes that live at every moment, whatever the batch.
-        floor: Bytes that every step reaches, whatever the batch.
-        violation: Largest share by which a point lies above the chord of its neighbours.
-    """
-
-    batches: tuple[int, ...]
-    peaks: tuple[int, ...]
-    always: int
-    floor: int
-    violation: float
+    batches: tuple[int, ...]  # measured batches, rising, in samples
+    peaks: tuple[int, ...]  # peak bytes of each
+    always: int  # bytes that live at every moment, whatever the batch
+    floor: int  # bytes that every step reaches, whatever the batch
+    violation: float  # largest share by which the points are not convex or not rising
 
     def at(self, batch: int) -> tuple[float, float, float]:
-        """Best guess, lower and upper bound, in bytes."""
+        """Best guess, lower and upper bound of the peak, in bytes."""
         low, high = max(self.floor, self._below(batch)), self._above(batch)
         low = min(low, high)
         return min(high, max(low, self._likely(batch))), low, high
@@ -93,7 +86,7 @@ class _Bounds:
         return (self.peaks[-1] - self.peaks[-2]) / (self.batches[-1] - self.batches[-2])
 
     def _likely(self, batch: int) -> float:
-        """Straight pieces between the points, and on beyond them: most peaks are one line."""
+        """Linear between the points, and linear on beyond them: most peaks are a line."""
         batches, peaks = self.batches, self.peaks
         if batches[0] <= batch <= batches[-1]:
             return between(batches, peaks, batch)
@@ -116,7 +109,7 @@ class _Bounds:
         """The highest of all segments that end before ``batch`` or begin after it, extended."""
         if batch in self.batches:
             return self.peaks[self.batches.index(batch)]
-        # A smaller batch never takes more.
+        # No peak is below that of a smaller batch.
         below = [p for b, p in zip(self.batches, self.peaks, strict=True) if b < batch]
         bounds = [float(max(below, default=0))]
         points = list(zip(self.batches, self.peaks, strict=True))
@@ -128,28 +121,20 @@ class _Bounds:
 
 @dataclass(frozen=True)
 class _Resident:
-    """Resident size against peak bytes, as measured at one resolution and number of workers.
+    """Resident size against peak bytes, as measured at one resolution and number of workers."""
 
-    Attributes:
-        peak: Mean of the points' peak bytes.
-        size: Mean of their resident sizes.
-        points: How many.
-        slope: Resident bytes with each byte of tensors.
-        slope_error: Its standard error.
-        floor: Bytes that every step reaches, whatever the batch.
-        held: What a training's heap holds besides with each byte above, and its standard error.
-    """
-
-    peak: float
-    size: float
-    points: int
-    slope: float
-    slope_error: float
-    floor: int
+    peak: float  # mean of the points' peak bytes
+    size: float  # mean of their resident sizes, in bytes
+    points: int  # number of points
+    slope: float  # resident bytes for each byte of tensors
+    slope_error: float  # standard error of the slope
+    floor: int  # bytes that every step reaches, whatever the batch
+    # Further bytes that a training's heap holds for each byte above the floor, and their standard
+    # error.
     held: tuple[float, float]
 
     def at(self, peak: float) -> Estimate:
-        """Resident size of a training with so many peak bytes; never below these."""
+        """Resident size of a training with ``peak`` peak bytes; never below these."""
         away, scatter = peak - self.peak, RESIDENT_ERROR * self.size
         held, held_error = (max(0.0, peak - self.floor) * one for one in self.held)
         error = hypot(away * self.slope_error, held_error, scatter / sqrt(self.points), scatter)
@@ -159,21 +144,15 @@ class _Resident:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Peak bytes of one worker, tensors only, and its resident size.
+    """Peak bytes of one worker, tensors only, and its resident size."""
 
-    Attributes:
-        parts: Bytes whatever the batch, by what they are for; `None` if not counted.
-        margin: Share by which intervals are widened.
-        notes: What the points cannot tell or do not agree on, in words.
-        extra: Bytes that a training keeps besides, which no step of a probe has.
-    """
-
+    # Bytes that do not depend on the batch, by use; `None` if not counted.
     parts: MemoryParts | None
-    margin: float
-    notes: tuple[str, ...]
+    margin: float  # share by which intervals are widened
+    notes: tuple[str, ...]  # what the points do not identify or do not agree on, in words
     _bounds: Mapping[tuple[int, int], _Bounds]
     _resident: Mapping[tuple[int, int], _Resident] = field(repr=False)
-    extra: int = 0
+    extra: int = 0  # bytes that a training keeps and a step of a probe does not
 
     @cached_property
     def resolutions(self) -> tuple[int, ...]:
@@ -188,35 +167,20 @@ class MemoryModel:
         workers: int = 1,
         accumulates: bool = False,
     ) -> Estimate:
-        """Peak bytes with ``micro_batch_size`` samples at once, between bounds that surely hold.
+        """Peak bytes of a step, between bounds.
 
         Args:
             resolution: Image side, in pixels.
             micro_batch_size: Samples in one forward pass.
-            workers: Workers; several keep buffers to exchange gradients.
+            workers: Number of workers; several keep buffers to exchange gradients.
             accumulates: Whether gradients of earlier micro-batches stay live meanwhile.
         """
         bounds = self._at_resolution(resolution, micro_batch_size, workers)
         value, low, high = (bound + self.extra for bound in bounds)
         if accumulates:
-            gradients = self._gradients()
+            gradients = float(self.parts.gradients) if self.parts else self._at_most_half()
             value, high = value + gradients, high + gradients
         return Estimate(value=value, low=low * (1 - self.margin), high=high * (1 + self.margin))
-
-    def fits(
-        self,
-        resolution: int,
-        micro_batch_size: int,
-        limit: int,
-        *,
-        workers: int = 1,
-        accumulates: bool = False,
-    ) -> bool:
-        """Whether even the upper end of the interval stays within ``limit`` bytes."""
-        estimate = self.predict(
-            resolution, micro_batch_size, workers=workers, accumulates=accumulates
-        )
-        return estimate.high <= limit
 
     def largest_batch(
         self,
@@ -227,14 +191,15 @@ class MemoryModel:
         workers: int = 1,
         accumulates: bool = False,
     ) -> int:
-        """Largest micro-batch up to ``most`` that fits ``limit`` bytes; 0 if none does."""
+        """Largest micro-batch up to ``most`` that fits ``limit`` bytes; 0 if none does.
+
+        It fits if the upper end of the interval of its peak stays within the limit.
+        """
         fitting, failing = 0, most + 1
         while failing - fitting > 1:
             middle = (fitting + failing) // 2
-            if self.fits(resolution, middle, limit, workers=workers, accumulates=accumulates):
-                fitting = middle
-            else:
-                failing = middle
+            peak = self.predict(resolution, middle, workers=workers, accumulates=accumulates)
+            fitting, failing = (middle, failing) if peak.high <= limit else (fitting, middle)
         return fitting
 
     def resident(
@@ -242,7 +207,7 @@ class MemoryModel:
     ) -> Estimate | None:
         """Largest resident size of the process, in bytes, with a statistical 95 % interval.
 
-        `None` where it was not measured: at this resolution, or at all.
+        `None` if it was not measured at this resolution.
         """
         if resolution not in self.resolutions:
             return None
@@ -262,10 +227,11 @@ class MemoryModel:
     def _at_resolution(
         self, resolution: int, batch: int, workers: int
     ) -> tuple[float, float, float]:
-        """Bounds where measured; else more pixels never take less, nor more than in proportion.
+        """Best guess, lower and upper bound at any resolution.
 
-        Where the measured resolutions on both sides speak against the latter, as with attention
-        over all pixels, it bounds nothing between them.
+        At resolutions that were not measured, more pixels take no fewer bytes, and no more than in
+        proportion. The latter does not bound the guess between two measured resolutions that
+        contradict it, as with attention over all pixels.
         """
         sides = self.resolutions
         if resolution in sides:
@@ -309,13 +275,10 @@ class MemoryModel:
         return value, low, high
 
     def _nearest_workers(self, workers: int, resolution: int) -> int:
-        """Measured workers that are alike: one, or several, for buffers do not grow with them."""
+        """A measured number of workers with as many buffers: one worker has none, several alike."""
         counts = sorted(count for count, side in self._bounds if side == resolution)
         alike = [k for k in counts if (k > 1) == (workers > 1)] or counts
         return max((k for k in alike if k <= workers), default=alike[0])
-
-    def _gradients(self) -> float:
-        return float(self.parts.gradients) if self.parts else self._at_most_half()
 
     def _reduction(self) -> float:
         if self.parts is None:
@@ -323,7 +286,7 @@ class MemoryModel:
         return float(max(self.parts.reduction, self.parts.gradients))
 
     def _at_most_half(self) -> float:
-        """Gradients take no more than the weights beside them, so at most half of any peak."""
+        """Bound of the gradients' bytes: they take no more than the weights, so half of a peak."""
         return min(bounds.peaks[0] for bounds in self._bounds.values()) / 2
 
 
@@ -338,10 +301,10 @@ def fit_memory(
     """Model of measured peaks, in any order.
 
     Args:
-        points: At least one; of one measured twice the larger peak counts.
-        parts: Bytes whatever the batch; unset, bounds beyond the points are wider.
+        points: Measured peaks, at least one; of one measured twice the larger peak counts.
+        parts: Bytes that do not depend on the batch; unset: bounds beyond the points are wider.
         device: ``cpu`` or ``cuda``, for the margin.
-        extra: Bytes that a training keeps besides, which no step of a probe has.
+        extra: Bytes that a training keeps and a step of a probe does not.
         apart: Whether the heap of a training keeps small freed pieces apart.
 
     Raises:
@@ -392,13 +355,13 @@ def max_local_batch_size(
 
     Args:
         profile: What was measured.
-        limit: Bytes one worker may use; unset: ``goal.memory``, or what the device had free.
+        limit: Bytes that one worker may use; unset: ``goal.memory``, or what the device had free.
         resolution: Image side in pixels; unset: the largest measured.
-        workers: Workers; unset: the most that were measured together.
+        workers: Number of workers; unset: the largest number that was measured together.
 
     Raises:
-        ArgumentError: The profile is something else, or a number is none.
-        PlanError: A limit that is not positive, or a profile without memory peaks.
+        ArgumentError: The profile is not a profile, or an argument is not a whole number.
+        PlanError: An argument is below 1, or the profile has no memory peaks.
     """
     if not isinstance(profile, Profile):
         hint = (
@@ -429,7 +392,7 @@ def max_local_batch_size(
 
 
 def smallest_lost(profile: Profile, workers: int, resolution: int) -> OutOfMemory | None:
-    """The smallest batch that did not fit, with so many workers and pixels at most."""
+    """The smallest batch that ran out of memory with at most so many workers and pixels."""
     lost = [
         one
         for one in profile.out_of_memory
@@ -439,12 +402,12 @@ def smallest_lost(profile: Profile, workers: int, resolution: int) -> OutOfMemor
 
 
 def average_bytes(averages: bool, network: NetworkFacts) -> int:
-    """Bytes that the average of the weights takes on each worker, and in a checkpoint."""
+    """Bytes of the average of the weights, on each worker and in a checkpoint."""
     return network.trained_bytes if averages else 0
 
 
 def _floor(parts: MemoryParts | None) -> int:
-    """Bytes at the moment of the update, which every step has."""
+    """Bytes at the moment of the update, which every step reaches."""
     if parts is None:
         return 0
     return parts.parameters + parts.buffers + parts.optimizer + parts.gradients
@@ -473,7 +436,7 @@ def _bounds(group: Mapping[int, MemoryPoint], parts: MemoryParts | None) -> _Bou
 def _fit_resident(
     group: Mapping[int, MemoryPoint], floor: int, held: tuple[float, float]
 ) -> _Resident | None:
-    """Least squares with `RESIDENT_SLOPE` as one more observation of the slope."""
+    """Resident size by least squares, with `RESIDENT_SLOPE` as an observation of the slope."""
     known = [(p.peak_bytes, p.resident_bytes) for p in group.values() if p.resident_bytes]
     if not known:
         return None

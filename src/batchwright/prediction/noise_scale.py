@@ -1,4 +1,4 @@
-r"""The gradient noise scale: how large a batch still averages noise rather than repeats itself.
+r"""The gradient noise scale: the batch at which the gradient's noise equals its signal.
 
 .. math:: B_{simple} = \operatorname{tr}(\Sigma) / |G|^2
 
@@ -95,14 +95,16 @@ def gain(trace: float, sqr_norm: float, *, base_batch: int, batch: int) -> float
 
 @dataclass(frozen=True)
 class NoiseState:
-    """Running means of both estimates. They are averaged first and divided last.
+    """Running means of the estimates of tr(Sigma) and of the squared norm.
 
-    The ratio of two single estimates is biased, the ratio of two means hardly.
+    The estimates are averaged first and divided last: the ratio of two single estimates is biased,
+    and that of two means hardly is.
     """
 
     trace: float = 0.0  # mean estimate of tr(Sigma), gradient units squared
-    sqr_norm: float = 0.0  # mean estimate of |G|^2, gradient units squared
-    updates: int = 0  # steps that entered
+    # Mean estimate of the squared norm of the true gradient, gradient units squared.
+    sqr_norm: float = 0.0
+    updates: int = 0  # number of steps in the means
 
     def update(
         self,
@@ -120,8 +122,8 @@ class NoiseState:
             sqr_norm: Squared norm of the whole batch's gradient, gradient units squared.
             parts: Parts of the batch, at least 2.
             batch: Samples in it.
-            decay: Share of the old mean that stays once there are 1 / (1 - ``decay``) updates;
-                before that, and with 1, all updates count the same.
+            decay: Share of the old mean that is kept once there are 1 / (1 - ``decay``) updates;
+                before that, and with 1, all updates have the same weight.
 
         Returns:
             The new state; this one if the norms are not finite.
@@ -139,13 +141,13 @@ class NoiseState:
 
     @property
     def noise_scale(self) -> float | None:
-        """In samples; `None` while the signal or the noise does not stand out."""
+        """Noise scale, in samples; `None` while an estimate of signal or noise is not positive."""
         if self.trace <= 0 or self.sqr_norm <= 0:
             return None
         return self.trace / self.sqr_norm
 
     def gain(self, *, base_batch: int, batch: int) -> float:
-        """What a step of ``batch`` samples is worth in steps of the base batch; 1 if not known."""
+        """AdaScale's gain of a step of ``batch`` samples, see `gain`; 1 if not known."""
         return gain(self.trace, self.sqr_norm, base_batch=base_batch, batch=batch)
 
     def to_dict(self) -> dict[str, Any]:

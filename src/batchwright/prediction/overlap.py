@@ -2,7 +2,8 @@ r"""How far computing and the exchange of gradients overlap.
 
 .. math:: t = (t_{comp}^\gamma + t_{sync}^\gamma)^{1/\gamma}, \quad 1 \le \gamma \le 10
 
-1: one after the other; large: the shorter is hidden (Qiao et al., OSDI 2021, Pollux).
+With :math:`\gamma = 1` they run one after the other; with a large one the shorter is hidden (Qiao
+et al., OSDI 2021, Pollux).
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Callable, Sequence
 from math import log
 
 NO_OVERLAP, FULL_OVERLAP = 1.0, 10.0
-_TELLING = 3.84  # 95 % quantile of chi-squared with one degree of freedom
+_SIGNIFICANT = 3.84  # 95 % quantile of chi-squared with one degree of freedom
 _GRID = 91
-_HALVINGS = 40
+_STEPS = 40  # of the search by thirds
 
 
 def combine(compute: float, exchange: float, overlap: float) -> float:
-    """Seconds of a step whose parts overlap so far."""
+    """Seconds of a step; ``overlap`` is gamma in the equation above."""
     if exchange <= 0:
         return compute
     if overlap == NO_OVERLAP:
@@ -50,14 +51,14 @@ def fit_overlap(steps: Sequence[tuple[float, float, float, float]]) -> float | N
     best = min((NO_OVERLAP + i * step for i in range(_GRID)), key=misfit)
     best = _refine(misfit, max(NO_OVERLAP, best - step), min(FULL_OVERLAP, best + step))
     worst = max(misfit(NO_OVERLAP), misfit(FULL_OVERLAP))
-    # Where even the best misses by more than the errors, these are too small by that.
+    # Errors are scaled up where even the best overlap misses by more than they allow.
     inflation = max(1.0, misfit(best) / max(1, len(steps) - 1))
-    return best if worst - misfit(best) > _TELLING * inflation else None
+    return best if worst - misfit(best) > _SIGNIFICANT * inflation else None
 
 
 def _refine(misfit: Callable[[float], float], low: float, high: float) -> float:
-    """Where ``misfit`` is least between two values around one minimum, by thirds."""
-    for _ in range(_HALVINGS):
+    """The minimum of ``misfit`` between two values around it, by ternary search."""
+    for _ in range(_STEPS):
         third = (high - low) / 3
         if misfit(low + third) <= misfit(high - third):
             high -= third

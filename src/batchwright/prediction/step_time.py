@@ -74,15 +74,14 @@ class _Law(Protocol):
 
 @dataclass(frozen=True)
 class _Blend:
-    """Between two laws, or beyond them: ``first + share (second - first)``."""
+    """A law between two others, or beyond them: ``first + share (second - first)``."""
 
-    first: _Law  # law at the smaller resolution or number of workers
-    second: _Law  # law at the larger
-    share: float  # 0 at the first, 1 at the second; outside [0, 1] it extrapolates
-    # Largest ratio of the two ends' times to this one's that is believed beyond them.
-    steepest: float
-    beyond: float  # doublings beyond the nearer one; 0 between
-    measured: bool  # whether being between counts as measured
+    first: _Law  # the law at the smaller resolution or number of workers
+    second: _Law  # the law at the larger one
+    share: float  # 0 at the first, 1 at the second; outside of [0, 1] it extrapolates
+    steepest: float  # largest ratio to the nearer end's time when it extrapolates
+    beyond: float  # doublings beyond the nearer end; 0 between the two
+    measured: bool  # whether a law between the two counts as measured
 
     def at(self, batch: float) -> float:
         first, second = self.first.at(batch), self.second.at(batch)
@@ -111,22 +110,22 @@ class _Blend:
 
 @dataclass(frozen=True)
 class _Derived:
-    """A measured law's computing with an exchange that a stated link gives."""
+    """Measured computing, with an exchange by a stated link."""
 
-    compute: _Law
-    exchange: float
-    overlap: float
+    compute: _Law  # the law of computing
+    exchange: float  # seconds of the exchange
+    overlap: float  # gamma of `overlap.combine`
 
     def at(self, batch: float) -> float:
         return combine(self.compute.at(batch), self.exchange, self.overlap)
 
     def standard_error(self, batch: float) -> float:
         computing = self.compute.at(batch)
-        # What the exchange adds, whole: its time and its overlap are assumed.
+        # The whole exchange is uncertain: its time and its overlap are assumed.
         exposed = min(1.0, self.exchange / combine(computing, self.exchange, self.overlap))
         return hypot(self.compute.standard_error(batch), UNKNOWN_RELATIVE_ERROR * exposed)
 
-    def extrapolates(self, batch: float) -> bool:  # noqa: ARG002 - so for every batch
+    def extrapolates(self, batch: float) -> bool:  # noqa: ARG002 - the number of workers does
         return True
 
 
@@ -135,16 +134,16 @@ class StepTimeModel:
     """Step times of one kind of worker."""
 
     workers: tuple[int, ...]  # measured numbers of workers, rising
-    # Relative standard deviation of one visit about the point's own long run,
-    # beyond what the scatter of steps makes, pooled over all points.
+    # Relative standard deviation of a visit around the point's long-run mean, beyond the scatter of
+    # its steps, pooled over all points.
     drift: float
-    # Gamma of `overlap.combine`, from 1 to 10; `None` if the data do not tell.
+    # Gamma of `overlap.combine`, from 1 to 10; `None` if the data do not identify it.
     overlap: float | None
-    notes: tuple[str, ...]  # what the data could not identify, in words
+    notes: tuple[str, ...]  # what the data do not identify, in words
     _drifts: Mapping[int, Drift]  # by number of workers
-    _levels: Mapping[int, float]  # what all measurements of so many workers have in common
+    _levels: Mapping[int, float]  # error that all points have in common, by number of workers
     _skew: float
-    # By workers and resolution: batches, and how far visits to them scatter.
+    # By workers and resolution: batches, and the relative standard deviation of visits to each.
     _scatter: Mapping[tuple[int, int], tuple[Sequence[int], Sequence[float]]]
     _whole: Mapping[tuple[int, int], Curve]
     _compute: Mapping[tuple[int, int], Curve]
@@ -157,14 +156,14 @@ class StepTimeModel:
     _curves: dict[tuple[int, int], Curve] = field(default_factory=dict, compare=False, repr=False)
 
     def resolutions(self, workers: int) -> tuple[int, ...]:
-        """Measured resolutions for so many workers, rising; of the nearest if not measured."""
+        """Measured resolutions with so many workers or the nearest measured number, rising."""
         return self._resolutions(self._nearest(workers))
 
     def curve(self, workers: int, resolution: int) -> Curve:
         """Seconds of the whole step, in one pass, against the local batch.
 
-        Where it was not measured, the curve through what the model gives at the batches of the
-        nearest measured one; a line stays a line unless an exchange overlaps.
+        Where it was not measured, it is a curve through the model's times at the batches of the
+        nearest measured curve; a line stays a line unless an exchange overlaps.
         """
         key = (workers, resolution)
         if key not in self._curves and key in self._whole:
@@ -184,13 +183,13 @@ class StepTimeModel:
         """Seconds per step, without interval.
 
         Args:
-            workers: Workers that compute at the same time.
+            workers: Number of workers that compute at the same time.
             resolution: Image side, in pixels.
-            micro_batch_sizes: How the busiest worker's local batch is cut; at least one.
+            micro_batch_sizes: Micro-batches of the busiest worker, at least one, in samples.
 
         Raises:
-            PlanError: One resolution was measured and another is asked for, or more workers than
-                were measured and no link stated.
+            PlanError: Only one resolution was measured and another is asked for; or more workers
+                than were measured, and no link is stated.
         """
         laws = self._laws.get((workers, resolution))
         whole, compute = laws or self._laws_of(workers, resolution)
@@ -205,25 +204,26 @@ class StepTimeModel:
         return seconds
 
     def computing(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> float:
-        """Seconds of a step that exchanges nothing, while so many workers compute; no interval.
+        """Seconds of computing in a step, without exchange and without interval.
 
-        More workers than were measured compute like the most that were. Arguments as in `seconds`.
+        More workers than were measured compute like the largest measured number. Arguments are
+        those of `seconds`.
 
         Raises:
-            PlanError: One resolution was measured and another is asked for.
+            PlanError: Only one resolution was measured and another is asked for.
         """
         _, compute = self._laws_of(min(workers, self.workers[-1]), resolution)
         return sum(compute.at(size) for size in micro_batch_sizes)
 
     def predict(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> Estimate:
-        """Seconds per step, with a 95 % interval for what a later measurement shows.
+        """Seconds per step, with a 95 % interval of a later measurement.
 
         A measurement is the median of `drift.LATER_VISITS` visits. Errors are ratios, and slow
-        stretches are one-sided, so the interval reaches further up than down. Arguments and
-        errors as in `seconds`.
+        stretches are one-sided, so the interval reaches further up than down. Arguments and errors
+        raised are those of `seconds`.
         """
         value = self.seconds(workers, resolution, micro_batch_sizes)
-        # At least this, also where no visit of so short a time saw the machine change.
+        # A lower bound of the half width: visits of a short probe may not show core migration.
         least = self._if_cores_move(workers, resolution, micro_batch_sizes)
         down, up = (
             min(WIDEST, max(least, one))
@@ -234,14 +234,14 @@ class StepTimeModel:
     def cores_may_move(
         self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
     ) -> bool:
-        """Whether `predict` allows for more than the visits tell, see `drift.HANDING_OVER`."""
+        """Whether `drift.HANDING_OVER` makes the interval wider than the visits do."""
         _, up = self._by_visits(workers, resolution, micro_batch_sizes)
         return self._if_cores_move(workers, resolution, micro_batch_sizes) > up
 
     def _by_visits(
         self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
     ) -> tuple[float, float]:
-        """How far the interval reaches down and up by what visits tell, as logarithms."""
+        """Half widths of the interval, down and up, by the scatter of visits, as logarithms."""
         own = self.comparison_error(workers, resolution, micro_batch_sizes)
         known = hypot(own, self._levels[self._nearest(workers)])
         last = micro_batch_sizes[-1]
@@ -254,9 +254,9 @@ class StepTimeModel:
     def _if_cores_move(
         self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
     ) -> float:
-        """How far it reaches either way by what a step takes whatever its batch, a logarithm.
+        """Half width of the interval by `drift.HANDING_OVER` of the fixed time, as a logarithm.
 
-        That is what it takes for one image, in each pass.
+        The fixed time of a step is that of one image, in each pass.
         """
         if not self._several_cores:
             return 0.0
@@ -269,10 +269,11 @@ class StepTimeModel:
     def comparison_error(
         self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
     ) -> float:
-        """Standard error of a step's time beside that of others, as a share of it.
+        """Standard error of a step's time in a comparison with others, as a share of it.
 
-        Without what all measurements have in common, which a comparison does not see, and without
-        the drift of later ones. Arguments and errors as in `seconds`.
+        It contains neither the error that all measurements have in common, which cancels in a
+        comparison, nor the drift of later measurements. Arguments and errors raised are those of
+        `seconds`.
         """
         whole, compute = self._laws_of(workers, resolution)
         last = micro_batch_sizes[-1]
@@ -284,16 +285,16 @@ class StepTimeModel:
     def standard_error(self, workers: int, resolution: int, local_batch_size: int) -> float:
         """Standard error of the whole step's curve, in one pass, as a share of it.
 
-        It is what measuring can mend: the scatter of the medians, that of all of them together
-        included, and the bend between them; without the drift of a later measurement.
+        It is the part that more measurements reduce: the scatter of the medians, the error that all
+        have in common, and the bend between them. The drift of a later measurement is not in it.
         """
         whole, _ = self._laws_of(workers, resolution)
         return hypot(whole.standard_error(local_batch_size), self._levels[self._nearest(workers)])
 
     def visit_deviation(self, workers: int, resolution: int, micro_batch_size: int) -> float:
-        """Relative standard deviation of one visit there.
+        """Relative standard deviation of one visit.
 
-        Between measured batches it is between theirs; elsewhere it is that of the nearest one.
+        Between measured batches it is interpolated; elsewhere it is that of the nearest one.
         """
         nearest = self._nearest(workers)
         sides = self._resolutions(nearest)
@@ -302,18 +303,18 @@ class StepTimeModel:
         return between(batches, errors, min(max(micro_batch_size, batches[0]), batches[-1]))
 
     def extrapolates(self, workers: int, resolution: int, micro_batch_size: int) -> bool:
-        """Whether batch, resolution or workers lie outside what was measured.
+        """Whether batch, resolution or number of workers lie outside what was measured.
 
-        Numbers of workers that were not measured count as outside, even between measured ones.
+        A number of workers that was not measured counts as outside, even between measured ones.
         """
         return self._laws_of(workers, resolution)[0].extrapolates(micro_batch_size)
 
     def assumed(self, workers: int) -> bool:
-        """Whether so many workers were not measured together, so that link figures go in."""
+        """Whether more workers than were measured together, so that the stated link counts."""
         return workers > self.workers[-1]
 
     def _nearest(self, workers: int) -> int:
-        """The largest measured number of workers that is not above; the smallest where all are."""
+        """The largest measured number of workers up to ``workers``, else the smallest one."""
         return max((k for k in self.workers if k <= workers), default=self.workers[0])
 
     def _resolutions(self, workers: int) -> tuple[int, ...]:
@@ -384,14 +385,14 @@ def fit_step_time(
     """Model of measured steps, in any order.
 
     Args:
-        points: Measured steps: at least two batches at one resolution and number of workers.
-        collectives: Measured exchanges, from which the overlap is found.
+        points: Measured steps: at least two batches at some resolution and number of workers.
+        collectives: Measured exchanges, by which the overlap is fitted.
         gradient_bytes: Bytes that workers exchange in a step.
-        link: The network between workers that were not measured together, as stated.
+        link: The stated network between workers that were not measured together.
         several_cores: Whether cores of a processor share a step, see `drift.HANDING_OVER`.
 
     Raises:
-        PlanError: Too few points, or one twice.
+        PlanError: Too few points, or the same point twice.
     """
     fitted = _fit_points(tuple(points))
     overlap = _find_overlap(points, collectives, gradient_bytes, fitted.errors)
@@ -424,18 +425,20 @@ def fit_step_time(
 
 @dataclass(frozen=True)
 class _Fitted:
-    """What follows from measured steps alone."""
+    """What is fitted to measured steps alone."""
 
-    drift: Drift  # of all points
-    drifts: Mapping[int, Drift]  # by number of workers
-    groups: Mapping[tuple[int, int], Sequence[StepTime]]  # by workers and resolution
-    doubtful: Sequence[tuple[StepTime, StepTime]]  # pairs that contradict each other
-    errors: Mapping[Key, float]
+    drift: Drift  # drift of all points
+    drifts: Mapping[int, Drift]  # drift by number of workers
+    # Points by number of workers and resolution.
+    groups: Mapping[tuple[int, int], Sequence[StepTime]]
+    doubtful: Sequence[tuple[StepTime, StepTime]]  # pairs of points that contradict each other
+    errors: Mapping[Key, float]  # relative standard error of each point
+    # Curve of the whole step by number of workers and resolution.
     whole: Mapping[tuple[int, int], Curve]
-    compute: Mapping[tuple[int, int], Curve]
+    compute: Mapping[tuple[int, int], Curve]  # curve of computing alone
 
 
-@lru_cache(maxsize=8)  # a probe fits between two visits, and so does the plan that it asks for
+@lru_cache(maxsize=8)  # a probe fits its points between two visits, and a plan fits them again
 def _fit_points(points: tuple[StepTime, ...]) -> _Fitted:
     if not points:
         raise PlanError("the profile has no step times; run probe first")
@@ -455,7 +458,7 @@ def _fit_points(points: tuple[StepTime, ...]) -> _Fitted:
 
 
 def _computing_seconds(point: StepTime) -> float:
-    """The part of a point's time that is computing, in seconds."""
+    """Seconds of computing in a point's step."""
     return point_seconds(point) * min(1.0, point.compute_seconds / point.step_seconds)
 
 
@@ -464,9 +467,10 @@ def _fit_all(
     seconds: Callable[[StepTime], float],
     errors: Mapping[Key, float],
 ) -> dict[tuple[int, int], Curve]:
-    """A curve for each group; one with a single point borrows the nearest other's shape.
+    """A curve for each group of points.
 
-    One that ends early has it beyond its last point, see `_going_on`.
+    A group with a single point borrows the shape of the nearest other group. A curve that ends
+    early goes on in the shape of one that was measured further, see `_going_on`.
     """
     curves = {
         key: fit_curve(
@@ -488,7 +492,7 @@ def _fit_all(
     curves = {key: _going_on(key, shapes) for key in shapes}
     for key, group in groups.items():
         if len(group) == 1:
-            # Other resolutions of the same workers come first, then other numbers of workers.
+            # Other resolutions with the same number of workers come first, then other numbers.
             apart = {one: (abs(log(one[0] / key[0])), abs(log(one[1] / key[1]))) for one in shapes}
             near = min(shapes, key=apart.__getitem__)
             point = group[0]
@@ -503,11 +507,11 @@ def _fit_all(
 
 
 def _going_on(key: tuple[int, int], shapes: Mapping[tuple[int, int], Curve]) -> Curve:
-    """The curve of workers at a resolution, and how it goes on beyond its largest batch.
+    """A curve, with another curve's shape beyond its largest batch if one was measured further.
 
-    Steps of several workers are short and scatter most where the batch is small: a slope from few
-    such points may be off by a factor. So the shape with other workers counts as well, the nearest
-    number that was measured further at the resolution.
+    Steps of several workers are short and scatter most where the batch is small, so a slope from a
+    few such points may be off by a factor. So the curve of the nearest number of workers that was
+    measured further at the same resolution counts as well.
     """
     workers, resolution = key
     own = shapes[key]

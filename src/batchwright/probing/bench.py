@@ -139,7 +139,7 @@ class Bench:
             dtype=dtype_of(self._precision),
             rank=group.rank,
         )
-        group.share(self._weights())  # else each worker would start over with its own weights
+        group.broadcast(self._weights())  # else each worker would start over with its own weights
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self._clock = clock_for(self.device)
@@ -166,7 +166,7 @@ class Bench:
         if self._reducer is not None:
             self._reducer.close()
         self.group, self._failure_shared = group, False  # some workers may not know of a failure
-        group.share(self._weights())
+        group.broadcast(self._weights())
         self.optimizer.state.clear()  # workers that have sat idle have an outdated state
         self._reducer = Reducer(self.trained, group, per_tensor=self._per_tensor)
         self._updater = self._update()

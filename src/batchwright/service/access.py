@@ -1,8 +1,8 @@
-"""Who may do what: programs by a token, browsers by a cookie.
+"""Access: programs by a token, browsers by a cookie.
 
-Each route says what it needs as a dependency, `need`, `need_page` or `open_to_all`; a test walks
-all routes and finds one that says nothing. Who asks was found out before, by `identify`. These are
-coroutines, and wait for nothing: as functions each would be handed to a thread.
+Each route names the scopes that it needs by a dependency, `need`, `need_page` or `open_to_all`; a
+test walks all routes and finds one without. The middleware `identify` has found the caller before.
+The dependencies are coroutines that wait for nothing: functions would each be run in a thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
 
 COOKIE = "batchwright_session"
-"""Begin of the cookie's name."""
+"""First part of the cookie's name."""
 CSRF_FIELD = "csrf"
 SIGN_IN = "/sign-in"
-"""The page that a sign-in link leads to; the link's secret is its `link` parameter."""
+"""Path of a sign-in link; the link's secret is its parameter `link`."""
 
 _bearer = HTTPBearer(
     auto_error=False, description="A token made by `batchwright token create NAME --scopes ...`."
@@ -33,7 +33,7 @@ _bearer = HTTPBearer(
 
 
 def store_of(request: Request) -> Store:
-    """The store that the app was made with."""
+    """The app's store."""
     store: Store = request.app.state.store
     return store
 
@@ -42,12 +42,12 @@ async def _store_of(request: Request) -> Store:
     return store_of(request)
 
 
-Stored = Annotated[Store, Depends(_store_of)]
+StoreDep = Annotated[Store, Depends(_store_of)]
 """The store, as a parameter of a route."""
 
 
 def settings_of(request: Request) -> Settings:
-    """The settings that the app was made with."""
+    """The app's settings."""
     settings: Settings = request.app.state.settings
     return settings
 
@@ -56,8 +56,8 @@ def need(*scopes: Scope) -> Any:
     """A dependency of an API route: the `Caller`, whose token has any of ``scopes``, or `admin`.
 
     Raises:
-        Unauthorized: There is no token, or it is unknown.
-        Forbidden: It lacks the scope.
+        Unauthorized: The request has no token, or an unknown one.
+        Forbidden: The token lacks the scope.
     """
 
     async def check(request: Request, _shown: Annotated[Any, Security(_bearer)]) -> Caller:
@@ -71,11 +71,11 @@ def need(*scopes: Scope) -> Any:
 
 
 def need_page(*scopes: Scope) -> Any:
-    """A dependency of a page: the `Caller`, signed in with any of ``scopes``, or with `admin`.
+    """A dependency of a page: the `Caller`, whose session has any of ``scopes``, or `admin`.
 
     Raises:
         Unauthorized: The browser is not signed in, or no longer.
-        Forbidden: It was signed in with less.
+        Forbidden: The session lacks the scope.
     """
 
     async def check(request: Request) -> Caller:
@@ -89,6 +89,9 @@ def need_page(*scopes: Scope) -> Any:
 def _allowed(
     request: Request, state: str, scopes: tuple[Scope, ...], who: str, unknown: str
 ) -> Caller:
+    """The caller in a request's ``state``, if it has any of ``scopes``; messages name it ``who``,
+    or are ``unknown``.
+    """
     caller: Caller | None = getattr(request.state, state, None)
     if caller is None:
         raise Unauthorized(unknown)
@@ -98,7 +101,7 @@ def _allowed(
 
 
 def open_to_all() -> Any:
-    """A dependency of a route that anybody may call; it says so, and does nothing."""
+    """A dependency of a route that anybody may call; it does nothing."""
 
     async def check() -> None: ...
 
@@ -114,59 +117,64 @@ PageSubmitter = Annotated[Caller, need_page("submit")]
 
 
 def sign_in_address(base: str, secret: str) -> str:
-    """The link to hand to a person; ``secret`` is `SignIn.link`'s."""
+    """The sign-in link for a person.
+
+    Args:
+        base: Address of the service.
+        secret: The link's secret, from `SignIn.link`.
+    """
     return f"{base.rstrip('/')}{SIGN_IN}?link={secret}"
 
 
-def own(caller: Caller, owner: str) -> None:
-    """Nothing, if ``caller`` may change what belongs to ``owner``.
+def require_owner(caller: Caller, owner: str) -> None:
+    """Refuse a caller that may not change what belongs to ``owner``.
 
     Raises:
-        Forbidden: It is another's.
+        Forbidden: The owner is another one.
     """
     if not caller.owns(owner):
         raise Forbidden("this belongs to another token")
 
 
 def cookie_name(settings: Settings) -> str:
-    """Name of the cookie with the session, one for each database. Browsers send a cookie to all
-    ports of a host: two services there would sign people out of each other.
+    """Name of the session's cookie, another one for each database. As browsers send a cookie to all
+    ports of a host, two services with one name would overwrite each other's session.
     """
     return f"{COOKIE}_{hashlib.sha256(shown(settings.database).encode()).hexdigest()[:8]}"
 
 
 def session_of(request: Request) -> str:
-    """The session that a browser holds; empty without one."""
+    """The secret of the browser's session; empty without one."""
     return request.cookies.get(cookie_name(settings_of(request)), "")
 
 
 def csrf_of(request: Request) -> str:
-    """What each form of a page holds in the field `csrf`; empty where nobody is signed in.
+    """Value of the field `csrf` in each form of a page; empty where nobody is signed in.
 
-    It is made from the session's secret, which no other site can read, and does not give it away.
+    It is computed from the session's secret, which other sites cannot read, and does not reveal it.
     """
     session = session_of(request)
     return _csrf(session) if session else ""
 
 
 async def check_form(request: Request) -> None:
-    """A dependency of a route that takes a form: it was filled in on a page of this session.
+    """A dependency of a route that takes a form: the form comes from a page of this session.
 
     Raises:
-        Forbidden: It was not, or the session has ended since.
+        Forbidden: The form does not, or the session has ended since.
     """
     form = await request.form()
-    given, session = form.get(CSRF_FIELD), session_of(request)
+    csrf, session = form.get(CSRF_FIELD), session_of(request)
     if (
         not session
-        or not isinstance(given, str)
-        or not hmac.compare_digest(given.encode("utf-8", "replace"), _csrf(session).encode())
+        or not isinstance(csrf, str)
+        or not hmac.compare_digest(csrf.encode("utf-8", "replace"), _csrf(session).encode())
     ):
         raise Forbidden("this form is out of date: load the page again and repeat what you did")
 
 
 def remember(response: Response, session: str, settings: Settings) -> None:
-    """Have the browser keep the session that `SignIn.enter` gave."""
+    """Set the cookie of a session, whose secret is from `SignIn.enter`."""
     response.set_cookie(
         cookie_name(settings),
         session,
@@ -179,7 +187,7 @@ def remember(response: Response, session: str, settings: Settings) -> None:
 
 
 def forget(response: Response, settings: Settings) -> None:
-    """Have the browser drop its session."""
+    """Delete the cookie of the session."""
     response.delete_cookie(
         cookie_name(settings),
         path="/",

@@ -1,4 +1,4 @@
-"""Looks at runs after their epochs and offers advice, beside whoever takes in the records."""
+"""Compares runs with their predictions after each epoch and offers advice, in the background."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from batchwright.workflows.drift import drift_of
 log = logging.getLogger("batchwright.service")
 
 REMEMBERED = 10_000
-"""Runs of which is known what was last thought about."""
+"""Runs of which is known in what state they were considered last."""
 
 PAUSE_SECONDS = 2.0
-"""Between two looks at a run, at least: many runs with epochs of less would keep it busy."""
+"""Minimum time between two looks at a run: many runs with shorter epochs would keep it busy."""
 
 NEWEST_LINES = 16
 """Epoch lines that say whether a run goes as predicted; an epoch may be there twice."""
 
 NEWS = 0.05
-"""Change of the measured time that makes thinking again worth while, as a share."""
+"""Relative change of the measured time after which a run is considered again."""
 
 
 class Adviser(BackgroundQueue):
-    """Thinks about one run at a time; `add` one that has finished an epoch.
+    """Considers one run at a time; `add` a run that has finished an epoch.
 
-    Planning takes tenths of a second: a reporter must not wait for that, nor whoever else asks, so
-    it happens in the process that plans. What was not thought about when the service ends comes
-    again with the next epoch.
+    Planning takes tenths of a second, for which no request may wait, so it is done in the process
+    that plans. Runs that wait when the service ends are added again after their next epoch.
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__(self._think, "adviser", pause_seconds=PAUSE_SECONDS)
+        super().__init__(self._consider_if_there, "adviser", pause_seconds=PAUSE_SECONDS)
         self._store = store
-        self._thought: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        # By run: row of the plan, and measured time, when it was considered last.
+        self._considered: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def consider(self, run: str) -> Advice | None:
-        """Think about a run now; returns the advice that it was offered, if any.
+        """Compare a run with its prediction now; returns the advice that it is offered, if any.
 
         Raises:
             NotFound: There is no such run.
@@ -82,14 +82,16 @@ class Adviser(BackgroundQueue):
         return advice
 
     def _is_news(self, run: str, row: str, measured: float) -> bool:
-        """Whether the run is not as it was when it was thought about last."""
-        known = self._thought.pop(run, ("", measured))
+        """Whether a run is in another row of its plan, or takes another time, than it did when it
+        was considered last.
+        """
+        known = self._considered.pop(run, ("", measured))
         news = known[0] != row or abs(measured / known[1] - 1) > NEWS
-        self._thought[run] = (row, measured) if news else known
-        while len(self._thought) > REMEMBERED:
-            self._thought.popitem(last=False)
+        self._considered[run] = (row, measured) if news else known
+        while len(self._considered) > REMEMBERED:
+            self._considered.popitem(last=False)
         return news
 
-    def _think(self, run: str) -> None:
+    def _consider_if_there(self, run: str) -> None:
         with suppress(NotFound):  # deleted meanwhile
             self.consider(run)

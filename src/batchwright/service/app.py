@@ -1,4 +1,4 @@
-"""The app, from its store: a thin shell over the functions that the command line calls."""
+"""The ASGI application of the service: a thin shell over the functions of the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from batchwright.service.pages import (
     assets,
     compare,
     demo,
-    job_files,
     planner,
     run_page,
     sign_in,
@@ -60,7 +59,7 @@ API: Sequence[APIRouter] = (
     artifacts.router,
 )
 
-PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
+PAGES: Sequence[APIRouter] = (  # in the order in which paths are looked up
     assets.router,
     sign_in.router,
     runs_page.router,  # its /runs/rows comes before /runs/{run}
@@ -68,19 +67,18 @@ PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
     compare.router,
     planner.router,
     jobs_page.router,
-    job_files.router,
     demo.router,
 )
 
 TIDY_SECONDS = 3600.0
-"""Between two looks for what is too old to be kept."""
+"""Between two deletions of what is too old to be kept."""
 
 TICK_SECONDS = 1.0
-"""Between two looks for agents that are silent, at most."""
+"""Between two looks for silent agents, at most."""
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
-    """The service over ``store``, which the caller closes."""
+    """The application over ``store``, which the caller closes."""
     meters = Meters()
     meters.registry.register(StoreFigures(store))
     store.database.meter = meters.note_write
@@ -121,14 +119,14 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.draw_run = run_page.run_pages(store)
     app.state.plan_answers = planner.Answers()
     for kind in (BatchwrightError, RequestValidationError, ValidationError, HTTPException):
-        app.add_exception_handler(kind, _tell)
+        app.add_exception_handler(kind, _answer_error)
     return app
 
 
-def _tell(request: Request, error: Exception) -> Response:
+def _answer_error(request: Request, error: Exception) -> Response:
     response = answer(request, problem_of(error))
-    # It holds what was read of the body, and some of its frames hold the exception: a circle, which
-    # would stay until Python looks for some.
+    # The traceback's frames hold the body, and the exception itself: a reference cycle, which would
+    # stay in memory until Python collects cycles.
     error.__traceback__ = None
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
@@ -139,8 +137,8 @@ def _tell(request: Request, error: Exception) -> Response:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     store: Store = app.state.store
     tasks = (
-        asyncio.create_task(_tidy_now_and_then(store, app.state.remover)),
-        asyncio.create_task(_note_now_and_then(store)),
+        asyncio.create_task(_tidy(store, app.state.remover)),
+        asyncio.create_task(_note_used_tokens(store)),
         asyncio.create_task(_watch_leases(store)),
     )
     app.state.webhook.start()
@@ -155,34 +153,34 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _watch_leases(store: Store) -> None:
-    """Look who is silent, and note meanwhile that agents can be heard."""
+    """Call `Jobs.tick` again and again."""
     failing = False
     while True:
         try:
             await run_in_threadpool(store.jobs.tick)
             failing = False
         except Exception as error:
-            if not failing:  # a database that is away is told of once
+            if not failing:  # a database that is away is logged once
                 log.error("agents cannot be heard", exc_info=error)
             failing = True
         await asyncio.sleep(min(TICK_SECONDS, store.settings.lease_seconds / 20))
 
 
-async def _note_now_and_then(store: Store) -> None:
-    """Write when tokens were used; where that fails, another time will do."""
+async def _note_used_tokens(store: Store) -> None:
+    """Write now and then when tokens were used; what fails is written the next time."""
     while True:
         await asyncio.sleep(USED_SECONDS)
         with suppress(SQLAlchemyError):
             await run_in_threadpool(store.tokens.note_used)
 
 
-async def _tidy_now_and_then(store: Store, remover: Remover) -> None:
-    """Forget what is too old, at the start and then every hour."""
+async def _tidy(store: Store, remover: Remover) -> None:
+    """Delete what is too old, at the start and then every hour."""
     while True:
         try:
             for run in await run_in_threadpool(store.tidy):
                 log.info("deleted", extra={"fields": {"run": run}})
-            remover.soon()  # also what was begun when the service ended
+            remover.soon()  # also what the service was removing when it ended
         except Exception as error:
             log.error("tidying failed", exc_info=error)
         await asyncio.sleep(TIDY_SECONDS)

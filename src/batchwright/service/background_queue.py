@@ -1,4 +1,4 @@
-"""Work that nobody waits for: done one after the other, in a thread beside those who ask for it."""
+"""Work in the background, one piece after the other, for which no request waits."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from batchwright.service.store import Store
 log = logging.getLogger("batchwright.service")
 
 PAUSE_SECONDS = 0.05
-"""Between two transactions that remove something, for others that write."""
+"""Between two transactions that remove something, so that others can write."""
 
 
 class BackgroundQueue:
-    """Takes names and does something for each, in a thread that is there while there is any.
+    """A queue of names, and a thread that does something for each while there are any.
 
-    A name that waits already is not taken twice. What fails is logged, and the others are done all
-    the same.
+    A name is not queued twice. An error is logged, and the work goes on with the next name.
 
     Args:
-        do: What is done for a name.
-        name: Of the thread, and for the log.
-        pause_seconds: After all that waited was done, until what came meanwhile is.
+        do: Called with each name.
+        name: Name of the thread, also for the log.
+        pause_seconds: Pause after all names that waited, before those that were added meanwhile.
 
     Attributes:
-        closed: Set once nothing more is taken on; what takes long looks at it.
+        closed: Set once no name is taken any more; long work is to end then.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class BackgroundQueue:
         self.closed = threading.Event()
 
     def add(self, name: str) -> None:
-        """Do this soon."""
+        """Queue a name, unless it waits already or the queue is closed."""
         with self._lock:
             if self.closed.is_set():
                 return
@@ -50,7 +49,7 @@ class BackgroundQueue:
                 self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is nothing left to do; returns whether it came to that."""
+        """Wait until the queue is empty, for so long at most; returns whether it is."""
         with self._lock:
             thread = self._thread
         if thread is not None:
@@ -58,7 +57,7 @@ class BackgroundQueue:
         return thread is None or not thread.is_alive()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Take nothing more on, and let what is being done end."""
+        """Drop all names that wait, and wait for the work in progress."""
         with self._lock:
             self.closed.set()
             self._waiting.clear()
@@ -83,9 +82,8 @@ class BackgroundQueue:
 
 
 class Remover(BackgroundQueue):
-    """Removes what deleted runs held, and artifacts that were replaced: millions of records take a
-    minute, and nobody finds the run meanwhile. What is left when the service ends, or is killed, is
-    removed after its next start.
+    """Removes records of deleted runs, and artifacts that were replaced: millions of records take a
+    minute. What is left when the service ends, or is killed, is removed after its next start.
     """
 
     def __init__(self, store: Store) -> None:
@@ -93,9 +91,7 @@ class Remover(BackgroundQueue):
         self._store = store
 
     def soon(self) -> None:
-        """A run was deleted, or an artifact replaced: remove what is left of it; what fails is
-        tried again in an hour.
-        """
+        """Have deleted runs and replaced artifacts removed soon; after an error, in an hour."""
         self.add("what is gone")
 
     def _remove(self, _: str) -> None:

@@ -1,16 +1,16 @@
-"""What can become of a job: pure functions from where it stands to where it stands next.
+"""The states of a job: pure functions from its standing to the next one.
 
     queued --lease--> probing --plan--> planned --approval, lease--> training --> done
       ^                  |                 ^                            |
       +---- given on ----+                 +--------- given on ---------+
 
-From all of these a job may be cancelled, and from those that an agent has it may fail. With
-``auto`` the agent keeps its lease from the plan to the training.
+From all of these a job may be cancelled, and while an agent has it, it may fail. With ``auto`` the
+agent keeps its lease from the plan to the training.
 
-A lease is taken away only by giving the job to somebody: an agent that was cut off for a while and
-comes back before goes on as if nothing had been. Leases are numbered, and only who has the key of
-the newest is listened to, so whatever the order in which messages arrive, no two agents' words
-count at once, and a job never ends twice.
+A lease is lost only when the job is leased again: an agent that was cut off for a while, and comes
+back before that, goes on as if nothing had happened. Leases are numbered, and only reports with the
+key of the newest lease are taken. So whatever the order in which messages arrive, the reports of
+two agents never count at the same time, and a job never ends twice.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from batchwright.service.problems import Conflict
 
 ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled")
 MAX_LOST = 3
-"""Agents that a job may lose without getting any further before it counts as failed: it may be the
-job that kills them."""
+"""Agents that a job may lose, without getting any further, before it fails: the job may be what
+kills them."""
+LEASE_LOST = "the lease of this job was lost: stop working on it, and lease again"
+"""Message to an agent whose lease is not the job's newest."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a job stands.
+    """The state of a job, and all that decides on the next one.
 
     Attributes:
-        state: As told to the world. `probing` and `training` are held; `planned` is, where an agent
-            goes on without approval.
+        state: State as clients see it. An agent has a job that is `probing` or `training`, and one
+            that is `planned` if it goes on without approval.
         auto: Whether the plan needs no approval.
-        approved: Whether somebody approved it.
-        cancelling: Whether the agent is to stop; never without one.
+        approved: Whether somebody approved the plan.
+        cancelling: Whether the agent is to stop; false where no agent has the job.
         has_plan: Whether there is a plan to approve or to follow.
-        agent: Who has the job, or had it last.
-        key: Of the newest lease; `None` once the job was taken from its agent.
+        agent: Name of the agent that has the job, or had it last.
+        key: Key of the newest lease; `None` once the job was taken from its agent.
         expires: When the agent will have been silent for a whole lease, by the wall clock, in
-            seconds: each word changes it. `None` if nobody has the job.
-        heard: Whether anything was heard from who has the newest lease: its answer did arrive.
-        kept: Whether the agent that gave it back has the training so far in its folder.
-        trained: Epochs in the newest checkpoint of the agent that has it, or had it last.
-        furthest: The most that any agent had.
-        attempts: Leases so far; the number of the newest.
-        lost: Agents lost since it last got further.
-        error: Why it failed.
+            seconds: each report changes it. `None` if no agent has the job.
+        heard: Whether the agent has sent a report by the newest lease, which had arrived then.
+        kept: Whether the agent that gave the job back has the training so far in its folder.
+        trained: Epochs in the newest checkpoint of the agent that has the job, or had it last.
+        furthest: Maximum of `trained` over all agents.
+        attempts: Number of leases so far; the number of the newest.
+        lost: Agents lost since the job last got further.
+        error: Why the job failed.
     """
 
     state: JobState = "queued"
@@ -68,29 +70,29 @@ class Standing:
 
     @property
     def held(self) -> bool:
-        """Whether an agent has it."""
+        """Whether an agent has the job."""
         return self.expires is not None
 
     @property
     def goes_on(self) -> bool:
-        """Whether the plan may be followed."""
+        """Whether there is a plan that may be followed."""
         return self.has_plan and (self.auto or self.approved)
 
     @property
     def leasable(self) -> bool:
-        """Whether nobody has it and an agent may."""
+        """Whether no agent has the job and one may have it."""
         return not self.held and (
             self.state == "queued" or (self.state == "planned" and self.goes_on)
         )
 
     def free_for(self, agent: str, silent: float, *, seconds: float, keep: float) -> bool:
-        """Whether an agent that asks may get it now.
+        """Whether an agent may have the job now.
 
         Args:
-            agent: Who asks.
-            silent: Seconds since the last word of who has it, or gave it back.
-            seconds: Of a lease.
-            keep: Seconds that a training is kept for the agent whose folder has it.
+            agent: Name of the agent.
+            silent: Seconds since the last report of the agent that has the job, or gave it back.
+            seconds: Length of a lease.
+            keep: Seconds for which a training is kept for the agent whose folder has it.
         """
         if self.held:
             kept = keep if self.state == "training" else 0.0
@@ -102,10 +104,10 @@ class Standing:
 
 
 def approve(job: Standing) -> Standing:
-    """The plan may be followed; saying so again changes nothing.
+    """Approve the plan; once more changes nothing.
 
     Raises:
-        Conflict: There is no plan that waits, or will not be followed any more.
+        Conflict: There is no plan that waits, or the job has ended or is being cancelled.
     """
     if job.state in ENDED or job.cancelling:
         raise Conflict(f"the job is {_doing(job)}: there is nothing to approve")
@@ -115,13 +117,17 @@ def approve(job: Standing) -> Standing:
 
 
 def cancel(job: Standing, *, silent: bool = False) -> Standing:
-    """Nobody is to work on the job any more; saying so again changes nothing.
+    """Cancel the job; once more changes nothing.
 
-    An agent that has it is told, and the job ends when it says that it stopped or falls silent; at
-    once, where it is silent already.
+    If an agent has the job, it is ordered to stop, and the job ends when the agent reports that it
+    has stopped, or falls silent; at once where it is silent already.
+
+    Args:
+        job: Standing of the job.
+        silent: Whether the agent that has the job is silent.
 
     Raises:
-        Conflict: It has ended otherwise.
+        Conflict: The job has ended otherwise.
     """
     if job.state == "cancelled":
         return job
@@ -135,10 +141,16 @@ def cancel(job: Standing, *, silent: bool = False) -> Standing:
 
 
 def lease(job: Standing, *, agent: str, key: str, expires: float) -> Standing:
-    """An agent gets the job: to train where a plan may be followed, else to probe and plan.
+    """Lease the job to an agent: to train where a plan may be followed, else to probe and plan.
+
+    Args:
+        job: Standing of the job.
+        agent: Name of the agent.
+        key: Key of the lease.
+        expires: When the agent will have been silent for a whole lease, in seconds.
 
     Raises:
-        Conflict: It is not to be had.
+        Conflict: The job is not leasable.
     """
     if not job.leasable:
         raise Conflict(f"the job is {_doing(job)}: it is not to be leased")
@@ -167,27 +179,27 @@ def report(
     sent: bool = False,
     error: str | None = None,
 ) -> Standing:
-    """The agent says how it stands, however long it was silent before.
+    """Apply an agent's report, however long the agent was silent before.
 
     Args:
-        job: Where it stands.
-        key: Of its lease.
-        expires: When it will have been silent for a whole lease, in seconds.
-        state: What it has come to; `None`: as before. ``queued`` gives the job back.
-        plan: Whether a plan comes along.
-        trained: Epochs in its newest checkpoint, if it says so.
-        able: With ``queued``: whether the agent could go on with the job.
-        sent: With ``queued``: whether the service has all of the training that the agent has.
-        error: Why it failed.
+        job: Standing of the job.
+        key: Key of the agent's lease.
+        expires: When the agent will have been silent for a whole lease, in seconds.
+        state: New state; `None`: as before. ``queued`` gives the job back.
+        plan: Whether the report brings a plan.
+        trained: Epochs in the agent's newest checkpoint; `None`: as before.
+        able: With ``queued``: whether the agent can carry the job out.
+        sent: With ``queued``: whether the service has the newest checkpoint of the agent.
+        error: Why the job failed.
 
     Raises:
-        Conflict: The lease is not the newest, or has ended; or the job does not go that way.
+        Conflict: The lease is not the newest, or has ended; or the job cannot get to ``state``.
     """
     if key != job.key:
-        raise Conflict("the lease of this job was lost: stop working on it, and lease again")
+        raise Conflict(LEASE_LOST)
     if not job.held:
         if state == job.state or (state == "queued" and job.state == "planned"):
-            return job  # it ended its lease with this very message, and missed the answer
+            return job  # this very report has ended the lease, and its answer was lost
         raise Conflict(f"the job is {job.state}, and its lease has ended: lease again")
     job = _further(job, plan, job.trained if trained is None else trained)
     job = replace(job, expires=expires, heard=True, has_plan=job.has_plan or plan)
@@ -212,13 +224,13 @@ def report(
 
 
 def settled(job: Standing, *, silent: bool) -> Standing:
-    """Where it stands by the clock: nobody waits for a silent agent to stop what was cancelled."""
+    """End a job that is being cancelled, if its agent is silent."""
     return _ended(job, "cancelled") if job.cancelling and silent else job
 
 
 def lose(job: Standing) -> Standing:
-    """The job is taken from its agent, for another or for the same one, which does not know of it
-    any more. What it found out stays. A lease whose answer never arrived is no loss.
+    """Take the job from its agent, for another agent, or for the same one after it has forgotten
+    the job. Its profile and plan stay. A lease that the agent never reported by counts as no loss.
     """
     job = replace(job, lost=job.lost + job.heard, key=None)
     if job.lost < MAX_LOST or job.cancelling:
@@ -233,7 +245,7 @@ def lose(job: Standing) -> Standing:
 
 
 def _further(job: Standing, plan: bool, trained: float) -> Standing:
-    """Losses are forgotten once the job gets further than anybody had it before."""
+    """Update how far the job is; once it is further than ever before, losses are forgotten."""
     further = trained > job.furthest or (plan and not job.has_plan)
     return replace(
         job,
@@ -244,7 +256,7 @@ def _further(job: Standing, plan: bool, trained: float) -> Standing:
 
 
 def _given_back(job: Standing, *, kept: bool = True) -> Standing:
-    """Nobody has it any more; it waits where another agent, or a person, can go on."""
+    """End the lease: the job waits for another agent, or for approval."""
     if job.cancelling:
         return _ended(job, "cancelled")
     return replace(

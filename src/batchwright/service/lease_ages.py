@@ -1,12 +1,13 @@
 """How long agents have been silent, by a clock that does not jump.
 
-The wall clock may be set, and machines that share a database have several. So each process notes
-by its own steady clock when it first saw an agent's newest word, and counts from there: nobody
-loses a job because of a clock. A process that starts has seen nothing yet, so everybody gets a
+The wall clock may be set, and machines that share a database have several. So each process notes by
+its own steady clock when it first saw an agent's newest report, and counts from there: no agent
+loses a job because of a clock. A process that starts has seen no report, so every agent gets a
 whole lease from it.
 
-Time in which nobody could be heard does not count: while the database was locked, or the process
-stood still. `tick` notes that words could be taken in; a gap between two of these is no silence.
+Time in which no report could be stored does not count: while the database was locked, or the
+process stood still. `tick` says that reports can be stored; a longer pause between two calls is no
+silence of an agent.
 """
 
 from __future__ import annotations
@@ -15,42 +16,42 @@ import threading
 from collections.abc import Callable, Container, Hashable
 
 TOLERANCE = 1 / 6
-"""Share of a lease: in a longer gap between two ticks nobody could be heard."""
+"""Share of a lease: a longer pause between two calls of `tick` does not count."""
 
 
 class LeaseAges:
-    """Seconds since the last word on each job. Safe to use from several threads.
+    """Seconds since the last report on each job. Safe to use from several threads.
 
     Args:
         steady: A clock that never goes back, in seconds.
-        seconds: Of a lease.
+        seconds: Length of a lease.
     """
 
     def __init__(self, steady: Callable[[], float], seconds: float) -> None:
         self._steady = steady
         self._tolerance = TOLERANCE * seconds
         self._lock = threading.Lock()
-        self._heard: dict[str, tuple[Hashable, float]] = {}
+        self._seen: dict[str, tuple[Hashable, float]] = {}  # by job: newest report, and when seen
         self._ticked: float | None = None
-        self._away = 0.0
+        self._away = 0.0  # seconds that do not count
 
-    def silent(self, job: str, word: Hashable) -> float:
-        """Seconds since the word on a job that is its newest was first seen here.
+    def silent(self, job: str, report: Hashable) -> float:
+        """Seconds since the newest report on a job was first seen in this process.
 
         Args:
-            job: Identifier.
-            word: Anything that changes with each word.
+            job: Identifier of the job.
+            report: A value that changes with each report.
         """
         with self._lock:
             now = self._steady() - self._away
-            known = self._heard.get(job)
-            if known is None or known[0] != word:
-                self._heard[job] = word, now
+            known = self._seen.get(job)
+            if known is None or known[0] != report:
+                self._seen[job] = report, now
                 return 0.0
             return max(0.0, now - known[1])
 
     def tick(self) -> None:
-        """Words can be taken in now; to be called often, from the first time on."""
+        """Note that reports can be stored now; to be called often, once it was called."""
         with self._lock:
             now = self._steady()
             if self._ticked is not None and now - self._ticked > self._tolerance:
@@ -58,11 +59,11 @@ class LeaseAges:
             self._ticked = now
 
     def catch_up(self) -> None:
-        """`tick`, unless it was never called: then nobody calls it regularly."""
+        """`tick`, if this process calls it at all."""
         if self._ticked is not None:
             self.tick()
 
     def forget_except(self, jobs: Container[str]) -> None:
-        """Forget all other jobs."""
+        """Forget all jobs but these."""
         with self._lock:
-            self._heard = {job: one for job, one in self._heard.items() if job in jobs}
+            self._seen = {job: seen for job, seen in self._seen.items() if job in jobs}

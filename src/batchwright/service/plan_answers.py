@@ -1,5 +1,5 @@
-"""Plans for clients, by the function that the command line calls; and what they may cost: figures
-from clients that the service's time and memory grow with.
+"""Plans for clients, by the function that the command line calls, within limits on the figures with
+which time and memory of planning grow; and the check of documents that agents send.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING
 
 from batchwright.planning.merging import merge_profiles
+from batchwright.planning.resolution import settled
 from batchwright.planning.validation import planning_job
 from batchwright.records import EpochRecord, Job, Plan, Profile
+from batchwright.records.agent_rules import difference, misfit
 from batchwright.records.documents import change_job
-from batchwright.records.service import Advice, PlanRequest
+from batchwright.records.registries.networks import least_side
+from batchwright.records.service import Advice, JobProgress, PlanRequest
 from batchwright.service.problems import Refused, TooMany
 from batchwright.service.processes import Workers
 
@@ -27,22 +30,23 @@ MAX_KINDS = 32
 MAX_POINTS = 2000
 """Measured points of all profiles; a thorough probe has some fifty."""
 MAX_VISITS = 200
-"""Most visits to one measured point."""
+"""Visits to one measured point."""
 
 PLAN_SECONDS = 60.0
-"""Longest that planning may take."""
+"""Maximum duration of planning."""
 
 PATIENCE_SECONDS = 10.0
-"""How long a client waits for its turn; most plans take some hundredths of a second."""
+"""Maximum wait of a client for its turn; most plans take some hundredths of a second."""
 
 MAX_AT_ONCE = 4
-"""Plans that are made or wait. Each that waits keeps a thread from all other requests, which have
-forty of them."""
+"""Maximum number of plans that are made or wait. Each that waits takes one of the forty threads of
+all requests."""
 
 _BUSY = "the service is busy with other plans: come again"
 _PLACES = BoundedSemaphore(MAX_AT_ONCE)
 PLANNING = Lock()
-"""Held by who plans: two plans at once take twice as long, and all other requests wait for both."""
+"""Held while a plan is made: two at once would take twice as long, with all other requests waiting
+for both."""
 _PLANNERS = Workers(most=1)
 
 
@@ -50,20 +54,57 @@ def planned(request: PlanRequest) -> Plan:
     """The plan that ``batchwright plan`` would write, made in a process beside this one.
 
     Raises:
-        BatchwrightError: As there; what planning cannot cope with is refused, too.
-        TooMany: Others are waiting already, or it was not this one's turn for too long.
+        BatchwrightError: There is no such plan, or the figures are beyond the limits.
+        TooMany: Too many plans wait already, or the turn of this one did not come.
+        Unavailable: Planning took too long, or the system ended its process.
     """
     with _turn():
         return _PLANNERS.call(PLAN_SECONDS, make_plan, request)
 
 
+def checked_documents(asked: Job, stored: Profile | None, progress: JobProgress) -> JobProgress:
+    """An agent's report on its job, with the plan as it was made here.
+
+    Other agents may follow profile and plan, on other machines. So the job in them must be the one
+    that was submitted, key by key, and the plan the one that planning makes here of the profile.
+
+    Args:
+        asked: The job as it was submitted.
+        stored: The job's profile that is stored already.
+        progress: The report.
+
+    Raises:
+        Refused: The profile or the plan is not of this job.
+        TooMany: The service is busy with other plans.
+    """
+    if progress.profile is not None:
+        data = progress.profile.data
+        expected = settled(asked, data, least_side=least_side(asked.network))
+        if problem := misfit(expected, progress.profile.job):
+            raise Refused(f"a profile that is not of this job: it has {problem}")
+    if progress.plan is None:
+        return progress
+    profile = progress.profile or stored
+    if profile is None:
+        raise Refused("a plan without the profile that it was made from: send both")
+    # The plan of this process is stored: its reasons are what a person reads before approving.
+    plan = planned(PlanRequest(profiles=(profile,)))
+    if problem := difference(plan, progress.plan, without=("reasons",)):
+        raise Refused(
+            f"a plan that is not the one that its profile leads to: {problem}; is the same version "
+            "on both sides?"
+        )
+    return progress.model_copy(update={"plan": plan})
+
+
 def advised(
     plan: Plan, profile: Profile, epochs: Sequence[EpochRecord], offered: Sequence[Advice]
 ) -> Offer | None:
-    """As `advising.advice_for`, in the process that plans; waits for its turn.
+    """`advising.advice_for`, in the process that plans; waits for its turn.
 
     Raises:
-        BatchwrightError: As there, or it took too long.
+        BatchwrightError: Plan and profile do not fit together, no plan comes of them, or planning
+            took too long.
     """
     from batchwright.service.advising import advice_for  # the planner
 
@@ -72,7 +113,11 @@ def advised(
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    """`planned`, in this process."""
+    """The plan of a request, made in this process.
+
+    Raises:
+        BatchwrightError: There is no such plan, or the figures are beyond the limits.
+    """
     from batchwright.planning import planner  # the service itself does without it
 
     try:
@@ -80,13 +125,17 @@ def make_plan(request: PlanRequest) -> Plan:
         refuse_costly(job, request.profiles)
         return planner.make_plan(request.profiles, job, runs=request.runs)
     except (ArithmeticError, LookupError, ValueError, AssertionError):
-        # All that went in came from the client; no probe measures what makes planning fail so.
+        # The input is the client's alone; no probe measures figures with which planning fails so.
         raise Refused("no plan comes of these figures: were they measured by a probe?") from None
 
 
 @contextmanager
 def _turn() -> Iterator[None]:
-    """Inside, nobody else plans."""
+    """Inside, no other plan is made.
+
+    Raises:
+        TooMany: Too many plans wait already, or the turn of this one did not come.
+    """
     if not _PLACES.acquire(blocking=False):
         raise TooMany(_BUSY, 1.0)
     try:
@@ -101,10 +150,10 @@ def _turn() -> Iterator[None]:
 
 
 def refuse_costly(job: Job, profiles: Sequence[Profile]) -> None:
-    """Nothing, if planning takes a few seconds at most.
+    """Refuse figures with which planning would take more than a few seconds.
 
     Raises:
-        Refused: A figure is beyond what any training needs; the command line takes it.
+        Refused: A figure is larger than any training needs; the command line takes it.
     """
     counts = [job.workers, job.goal.max_workers, job.dual.small_workers]
     counts += [kind.count for kind in job.goal.kinds]

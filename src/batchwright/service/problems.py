@@ -1,7 +1,7 @@
-"""What the service answers where it cannot do what was asked: one line, and a status.
+"""Errors of the service, each with a line for a person and an HTTP status.
 
-Every `ServiceProblem` becomes a `records.service.Problem` in one place, `app.create_app`; its
-`values` stand beside the line, for a client that can act on them.
+`app.create_app` has every `ServiceProblem` answered as a `records.service.Problem`, with its
+`values` beside the line, for a client that can act on them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ class ServiceProblem(BatchwrightError):  # noqa: N818 - no mistake of ours
 
     Args:
         detail: One line, for a person: what is wrong, and what to try.
-        **values: What a client may act on; JSON values.
+        **values: JSON values that a client may act on.
     """
 
     status = 400
     retry_after: float | None = None
-    """Seconds after which the same request may do better, if it may."""
+    """Seconds after which the same request may succeed; `None`: it will not."""
 
     def __init__(self, detail: str, **values: object) -> None:
         super().__init__(detail)

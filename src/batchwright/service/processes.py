@@ -1,8 +1,8 @@
-"""Processes beside the service that read and plan what clients send.
+"""Worker processes of the service, which parse large bodies and make plans.
 
-A call into pydantic holds Python's lock until it returns, so while it goes through a large body
-nobody is answered, whatever thread it is in. What is large, or may take long, is done over there:
-in little memory, and not for longer than it may take.
+A call into pydantic holds Python's lock until it returns, so while it parses a large body no
+request is answered, whatever thread it is in. Large bodies, and what may take long, are left to
+these processes, with limits on memory and time.
 
     python -m batchwright.service.processes DESCRIPTOR
 """
@@ -38,8 +38,8 @@ from batchwright.service.problems import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Told = tuple[str, Any, bool]
-"""What came of a task, ``done``, ``failed`` or one of `_PROBLEMS`; its value, the traceback or the
+TaskResult = tuple[str, Any, bool]
+"""Outcome of a task, ``done``, ``failed`` or one of `_PROBLEMS`; the value, the traceback or the
 line; and whether the process stays."""
 
 _PROBLEMS: dict[str, Callable[[str], ServiceProblem]] = {
@@ -49,13 +49,13 @@ _PROBLEMS: dict[str, Callable[[str], ServiceProblem]] = {
 }
 
 MAX_BYTES = 384 * 2**20
-"""Memory that a process may write to; what needs more is refused."""
+"""Maximum memory that a process may write to; a task that needs more is refused."""
 
 KEPT_BYTES = 144 * 2**20
-"""A process that is larger than this after a task ends, and another one is started."""
+"""A process that is larger than this after a task is ended, and replaced by another."""
 
 PATIENCE_SECONDS = 10.0
-"""How long a caller waits for its turn."""
+"""Maximum wait of a caller for its turn."""
 
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 256 * 1024
 """A parameter of glibc's mallopt, from <malloc.h>, and its value."""
@@ -66,12 +66,11 @@ _TOO_COSTLY = "this takes more memory than a request may: send less at once"
 
 
 class Workers:
-    """Some processes, started when they are needed first. Safe to use from several threads.
+    """Worker processes, started when they are first needed. Safe to use from several threads.
 
     Args:
-        most: Processes at once.
-        waiting: Callers that may wait for one; further ones are sent away. Each of them keeps a
-            thread from all other requests.
+        most: Maximum number of processes.
+        waiting: Maximum number of callers that wait for one; each takes a thread of the requests'.
     """
 
     def __init__(self, most: int, waiting: int = 16) -> None:
@@ -83,20 +82,23 @@ class Workers:
     def call(
         self, seconds: float, function: Callable[P, T], *given: P.args, **named: P.kwargs
     ) -> T:
-        """What ``function`` returns over there.
+        """Call a function in a worker process.
 
         Args:
-            seconds: How long it may take.
-            function: Of a module; it, its arguments and its result are pickled.
-            *given: Its arguments.
-            **named: And those by name.
+            seconds: Maximum duration of the call.
+            function: A function of a module; it, its arguments and its result are pickled.
+            *given: Positional arguments.
+            **named: Keyword arguments.
+
+        Returns:
+            What the function returns.
 
         Raises:
-            Refused: It raised a `BatchwrightError`.
-            TooLarge: It needs too much memory.
-            Unavailable: It took too long, or the system ended its process.
-            TooMany: Others wait already, or its turn did not come.
-            RuntimeError: It raised anything else; the traceback is in the text.
+            Refused: The function raised a `BatchwrightError`.
+            TooLarge: The call needs too much memory.
+            Unavailable: The call took too long, or the system ended its process.
+            TooMany: Too many callers wait already, or the turn of this one did not come.
+            RuntimeError: The function raised anything else; the traceback is in the text.
         """
         if not self._places.acquire(blocking=False):
             raise TooMany(_BUSY, 1.0)
@@ -117,7 +119,7 @@ class Workers:
         return returned
 
     def close(self) -> None:
-        """End the processes that have nothing to do."""
+        """End the idle processes."""
         while self._idle:
             self._idle.pop().end()
 
@@ -135,16 +137,16 @@ class Workers:
     def _idle_or_new(self) -> _Worker:
         while True:
             try:
-                worker = self._idle.pop()  # another thread may have taken it
+                worker = self._idle.pop()  # another thread may have taken the last one
             except IndexError:
                 return _Worker()
-            if worker.is_there():
+            if worker.is_running():
                 return worker
             worker.end()
 
 
 class _Worker:
-    """One process, seen from the service."""
+    """The service's end of one worker process."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -156,41 +158,41 @@ class _Worker:
             )
         self._connection = Connection(ours.detach())
 
-    def is_there(self) -> bool:
-        """Whether it can be asked."""
+    def is_running(self) -> bool:
+        """Whether the process can take a task."""
         return self._process.poll() is None
 
-    def ask(self, task: tuple[Any, ...], seconds: float) -> Told:
-        """What came of it."""
+    def ask(self, task: tuple[Any, ...], seconds: float) -> TaskResult:
+        """Have the process do a task, within ``seconds``; returns the outcome."""
         try:
             self._connection.send((seconds, task))
             if not self._connection.poll(seconds):
-                told = f"this takes longer than {seconds:.0f} s: send less at once, or come again"
-                return "unavailable", told, False
-            answer: Told = self._connection.recv()
+                line = f"this takes longer than {seconds:.0f} s: send less at once, or come again"
+                return "unavailable", line, False
+            result: TaskResult = self._connection.recv()
         except (EOFError, OSError):
             # A library that gets no more memory ends its process by a signal of its own; SIGKILL
-            # comes from outside, as where the machine has none left.
+            # comes from outside, as where the machine has no memory left.
             killed = self._process.wait() == -signal.SIGKILL
             return ("unavailable", _KILLED, False) if killed else ("too large", _TOO_COSTLY, False)
-        return answer
+        return result
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
 
 
 def _work(connection: Connection) -> None:
-    """Do what comes, until nobody is there who could send more or the process is too large."""
+    """Do tasks until the service has closed the connection, or this process is too large."""
     stays = True
     while stays:
         try:
             seconds, (function, given, named) = connection.recv()
         except EOFError:
             return
-        signal.alarm(math.ceil(seconds) + 1)  # should the service have been killed meanwhile
+        signal.alarm(math.ceil(seconds) + 1)  # ends this process if the service was killed
         value: Any
         try:
             kind, value = "done", function(*given, **named)
@@ -198,7 +200,7 @@ def _work(connection: Connection) -> None:
             kind, value = "refused", one_line(error)
         except MemoryError:
             kind, value = "too large", _TOO_COSTLY
-        except Exception:  # noqa: BLE001 - whoever asked raises it
+        except Exception:  # noqa: BLE001 - raised again by `Workers.call`
             kind, value = "failed", traceback.format_exc()
         signal.alarm(0)
         del given, named
@@ -209,22 +211,22 @@ def _work(connection: Connection) -> None:
 
 
 def free_at_once() -> None:
-    """Have large blocks of memory go back to the system when they are freed, where glibc is there.
+    """Have glibc, where it is used, return large blocks of memory to the system once they are free.
 
-    It would learn from the first large body to keep as much, and that for each thread.
+    By default it would keep as much as the first large body took, for each thread.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 def main() -> None:
-    """The command line above."""
-    # The service decides when to end. A supervisor sends these to all its processes, and who waits
-    # for an answer would be told that the request cannot be met.
+    """Run a worker process, by the command line above."""
+    # The service decides when this process ends. A supervisor sends these signals to all processes
+    # of the service, and a request that waits for this one would fail.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     free_at_once()
-    gc.disable()  # it would go through hundreds of thousands of values again and again
+    gc.disable()  # collecting would go through hundreds of thousands of values again and again
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _work(Connection(int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""JSON from clients, checked and made records: where it is large, in a process of its own."""
+"""JSON from clients, checked and parsed into records; a large text in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
 SMALL_BYTES = 64 * 1024
-"""Up to this size a body takes milliseconds, even one that is made to take long."""
+"""Size up to which a body is parsed within milliseconds, even one that was made to take long."""
 
 READ_SECONDS = 20.0
-"""In which a large body must have been read; most take some hundredths of a second."""
+"""Maximum time to parse a large body; most take some hundredths of a second."""
 
 MAX_KEYS = 1000
-"""Most keys of one object in a body: pydantic remembers each that it does not know."""
+"""Maximum keys of one object in a body: pydantic remembers each that it does not know."""
 
 MAX_ESCAPES = 250_000
-"""Backslashes in a body."""
+"""Maximum backslashes in a body."""
 
 _READERS = Workers(most=1)
 
@@ -44,13 +44,20 @@ _EXCEPT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{},'))
 _AS_LISTS = bytes.maketrans(b"{}", b"[]")
 
 
-def aside(size: int, function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-    """What ``function`` makes of a text of so many bytes. Of a large one the calling thread waits,
-    and nobody else.
+def run_apart_if_large(size: int, function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    """Call a function that parses a text: in a process of its own if the text is large, so that
+    only the calling thread waits.
+
+    Args:
+        size: Bytes of the text.
+        function: The function; returns what this returns.
+        *given: Its positional arguments.
+        **named: Its keyword arguments.
 
     Raises:
-        Refused: It raised a `BatchwrightError`.
-        TooMany: Others send as large ones just now.
+        Refused: The function raised a `BatchwrightError`.
+        TooMany: Too many large texts are being parsed.
+        Unavailable: Parsing took too long, or the system ended the process.
     """
     if size <= SMALL_BYTES:
         return function(*given, **named)
@@ -58,18 +65,24 @@ def aside(size: int, function: Callable[P, T], *given: P.args, **named: P.kwargs
 
 
 def check_json(body: bytes, levels: int, values: int = Limits().values) -> None:
-    """Refuse what is no sound JSON text; whether it is JSON at all, its parser says.
+    """Refuse JSON text that would take its parser too much time or memory, or holds text that no
+    database can store. Whether the text is JSON at all is left to the parser.
 
-    No step of it takes longer than some hundredths of a second for the largest body.
+    No step takes longer than some hundredths of a second for the largest body.
+
+    Args:
+        body: The text.
+        levels: Maximum levels of lists and objects.
+        values: Maximum number of values.
 
     Raises:
-        Refused: It is not UTF-8, holds NUL or half a surrogate pair, is too deeply nested, or holds
-            too many values or escapes.
+        Refused: The text is not UTF-8, holds NUL or half a surrogate pair, is too deeply nested, or
+            holds too many values or escapes.
     """
     escapes = body.count(b"\\")
     if escapes > MAX_ESCAPES:
         raise Refused(f"the body holds {escapes:,} escapes, where {MAX_ESCAPES:,} are taken")
-    # Each value has a key at most, and each of these two quotes.
+    # A value has one key at most, and each of the two has two quotes.
     if body.count(b'"') > 4 * values + escapes:
         raise Refused(f"the body holds more than {values:,} values: send less at once")
     try:
@@ -82,7 +95,8 @@ def check_json(body: bytes, levels: int, values: int = Limits().values) -> None:
         raise Refused("the body holds NUL or half of a surrogate pair, as an escape")
     if escapes:
         body = _ESCAPE.sub(b"", body)
-    # Two quotes in a row open and close, or close and open: without them nothing changes sides.
+    # Two adjacent quotes open and close a string, or close and open one: what is outside of strings
+    # stays outside without them.
     structure = body.translate(None, _EXCEPT_STRUCTURE).replace(b'""', b"")
     outside = b"".join(structure.split(b'"')[::2])
     if len(outside) - outside.count(b"]") - outside.count(b"}") > values:
@@ -95,10 +109,10 @@ def check_json(body: bytes, levels: int, values: int = Limits().values) -> None:
 
 
 def _is_deeper(brackets: bytes, levels: int) -> bool:
-    """Whether brackets nest deeper; also if they do not match.
+    """Whether brackets are nested in more than ``levels``, or do not match.
 
-    Each turn takes away the innermost pairs, so that as many turns are needed as there are levels.
-    Byte by byte it would take a second for a large body.
+    Each turn removes the innermost pairs, so as many turns are needed as there are levels. Counting
+    byte by byte would take a second for a large body.
     """
     for _ in range(levels):
         if not brackets:
@@ -108,28 +122,33 @@ def _is_deeper(brackets: bytes, levels: int) -> bool:
 
 
 def read(model: type[Model], body: bytes) -> Model:
-    """The record in a body, read `aside`.
+    """The record in a body, parsed by `run_apart_if_large`.
 
     Raises:
-        Refused: It is none; the line names the first thing that is wrong.
-        TooMany: As there.
+        Refused: The body is no such record; the line names the first mistake.
+        TooMany: Too many large bodies are being parsed.
+        Unavailable: Parsing took too long, or the system ended the process.
     """
-    return aside(len(body), read_json, model, body)
+    return run_apart_if_large(len(body), read_json, model, body)
 
 
 def read_json(model: type[Model], body: bytes) -> Model:
-    """`read`, in this process."""
+    """The record in a body, parsed in this process.
+
+    Raises:
+        Refused: The body is no such record; the line names the first mistake.
+    """
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise Refused(f"the body is no JSON: {error}") from None
-    waiting = [values] if isinstance(values, dict | list) else []
-    while waiting:
-        one = waiting.pop()
+    unchecked = [values] if isinstance(values, dict | list) else []
+    while unchecked:
+        one = unchecked.pop()
         if isinstance(one, dict) and len(one) > MAX_KEYS:
             raise Refused(f"the body holds an object of {len(one):,} keys, where none has many")
         inner = one.values() if isinstance(one, dict) else one
-        waiting += [part for part in inner if isinstance(part, dict | list)]
+        unchecked += [part for part in inner if isinstance(part, dict | list)]
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -138,20 +157,19 @@ def read_json(model: type[Model], body: bytes) -> Model:
 
 
 def problem_line(problem: Mapping[str, Any], place: Sequence[int | str]) -> str:
-    """What pydantic finds wrong, with its place and value, in one line."""
+    """A mistake that pydantic found, with its place and value, in one line.
+
+    Args:
+        problem: The mistake, of `ValidationError.errors`.
+        place: Keys that lead to the value; the first one is ``body`` or ``query``.
+    """
     name = ".".join(str(part) for part in place[1:]) or str(place[0])
+    name = name if len(name) <= 120 else name[:117] + "..."  # keys come from clients
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] in ("missing", "extra_forbidden", "json_invalid"):
-        told = f"{shorten_name(name)}: {message}"
-    else:
-        told = f"{shorten_name(name)} = {shorten(problem.get('input'))}: {message}"
-    return told.encode("utf-8", "replace").decode()[:MAX_CHARACTERS]
+    if problem["type"] not in ("missing", "extra_forbidden", "json_invalid"):
+        name = f"{name} = {shorten(problem.get('input'))}"
+    return f"{name}: {message}".encode("utf-8", "replace").decode()[:MAX_CHARACTERS]
 
 
 MAX_CHARACTERS = 1000
-"""Longest line that says what is wrong."""
-
-
-def shorten_name(name: str) -> str:
-    """A place in a body, 120 characters at most: keys come from outside."""
-    return name if len(name) <= 120 else name[:117] + "..."
+"""Maximum characters of a line that describes a mistake."""

@@ -1,13 +1,13 @@
-"""Tells an address of the operator's what goes wrong: one request a notice, signed, tried again.
+"""The webhook: sends an address of the operator's what goes wrong, one signed request a notice.
 
     POST URL      Batchwright-Event: job.failed
                   Batchwright-Timestamp: 1790000000
                   Batchwright-Signature: sha256=HEX     of "TIMESTAMP." and the body
     {"id": "...", "event": "job.failed", ...}           a `records.service.Notice`
 
-Any answer from 200 to 299 takes it. The address is the operator's alone: nothing that others send
-changes it, and a redirect counts as a refusal, so nobody leads these requests into a private
-network. It may itself be a private one.
+A notice is sent again until an answer has a status from 200 to 299. The address is the operator's
+alone: nothing that clients send changes it, and a redirect counts as a refusal, so nobody leads
+these requests into a private network. The address itself may be a private one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from batchwright.service.store import Store
 log = logging.getLogger("batchwright.service")
 
 SECRET = "BATCHWRIGHT_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
-LOOK_SECONDS = 5.0
-ANSWER_SECONDS = 10.0
+LOOK_SECONDS = 5.0  # between two looks for events
+ANSWER_SECONDS = 10.0  # for an answer
 
 Post = Callable[[str, bytes, dict[str, str]], int]
 """Posts a body with headers to an address, and returns the status of the answer."""
 
 
 def checked_webhook(url: str | None) -> str | None:
-    """The address, if it is one; nothing for none.
+    """The address of a webhook, checked; `None` where there is none.
 
     Raises:
-        BatchwrightError: It is none.
+        BatchwrightError: The address is invalid.
     """
     if not url:
         return None
@@ -55,16 +55,16 @@ def checked_webhook(url: str | None) -> str | None:
 
 
 def signed(body: bytes, timestamp: int, secret: str) -> str:
-    """The signature of a request; its receiver makes the same and compares."""
+    """The signature of a request, which its receiver computes too and compares."""
     text = str(timestamp).encode() + b"." + body
     return f"sha256={hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()}"
 
 
 class Webhook:
-    """Looks for what is to be told and tells it, in a thread of its own; nobody waits for that.
+    """Finds events and sends notices, in a thread of its own, for which no request waits.
 
     Args:
-        store: Its settings say where to.
+        store: The store, whose settings have the address.
         post: Sends a request; tests have their own.
     """
 
@@ -75,27 +75,27 @@ class Webhook:
         self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
 
     def start(self) -> None:
-        """Begin, if there is anybody to tell."""
+        """Start the thread, if there is a webhook."""
         if self._url is not None:
             self._thread.start()
 
     def close(self) -> None:
-        """End; what is not told is told after the next start."""
+        """End the thread; notices that are left are sent after the next start."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(ANSWER_SECONDS)
 
     def turn(self) -> None:
-        """Look once, and tell what is due."""
+        """Look for events once, and send the notices that are due."""
         self._store.notices.look()
         for due in self._store.notices.due():
-            why = self._tell(due.notice)
+            why = self._send(due.notice)
             if why:
-                again = self._store.notices.not_told(due)
+                again = self._store.notices.not_sent(due)
                 fields = {"event_told": due.notice.event, "why": why, "given_up": not again}
                 log.warning("the webhook took no notice", extra={"fields": fields})
             else:
-                self._store.notices.told(due.key)
+                self._store.notices.sent(due.key)
             if self._closed.is_set():
                 return
 
@@ -106,8 +106,8 @@ class Webhook:
             except Exception as error:
                 log.error("the webhook failed", exc_info=error)
 
-    def _tell(self, notice: Notice) -> str:
-        """Send a notice; returns why it was not taken, empty if it was."""
+    def _send(self, notice: Notice) -> str:
+        """Send a notice; returns why the webhook did not take it, empty if it did."""
         body, timestamp = notice.model_dump_json().encode(), int(self._store.clock())
         headers = {
             "Content-Type": "application/json",
@@ -131,4 +131,4 @@ def _post(url: str, body: bytes, headers: dict[str, str]) -> int:
         httpx.Client(follow_redirects=False, timeout=ANSWER_SECONDS) as client,
         client.stream("POST", url, content=body, headers=headers) as answer,
     ):
-        return answer.status_code  # what else it says is not read
+        return answer.status_code  # the body is not read

@@ -53,10 +53,10 @@ def train(
     """Train as ``plan`` says, as one of its workers; the records go to the run folder.
 
     Args:
-        plan: What to do; its job names data, network, loss and optimizer.
+        plan: The plan to follow; its job names data, network, loss and optimizer.
         run_folder: Where metrics, checkpoints and the summary go.
         resume: Continue from the run folder's last checkpoint.
-        device: Of this worker; unset: that of the first on its machine.
+        device: Device of this worker; unset: that of the first worker on its machine.
         follow_advice: Stop after an epoch where advice for the next is in the run folder.
 
     Raises:
@@ -82,6 +82,8 @@ def train(
     ) as session:
         for _ in session.epochs():
             for images, labels in session.batches():
+                # A function, not a loss: so memory may run out in the forward pass as well, and the
+                # step is taken again in smaller micro-batches.
                 session.step(partial(task.mean_loss, images, labels))
             if session.evaluation_due:
                 session.evaluate(task.held_out, accuracy_and_loss)
@@ -89,15 +91,15 @@ def train(
 
 @dataclass(frozen=True)
 class Task:
-    """What a job names, opened on a device.
+    """Network, optimizer, loss and data of a job, on a device.
 
     Attributes:
-        network: In training mode.
-        optimizer: Of its trained parameters.
-        loss: Of outputs and labels.
-        training: What is trained on.
-        held_out: What is evaluated on.
-        sample_weights: How often each image is drawn; ``None``: once per epoch.
+        network: The network, in training mode.
+        optimizer: The optimizer of its trained parameters.
+        loss: f(outputs, labels) -> mean loss.
+        training: The training data.
+        held_out: The data for evaluations.
+        sample_weights: How often each image is drawn, (images,); ``None``: once per epoch.
     """
 
     network: nn.Module
@@ -108,7 +110,7 @@ class Task:
     sample_weights: Tensor | None
 
     def mean_loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """A forward pass."""
+        """Mean loss of a forward pass, a scalar."""
         return self.loss(self.network(images), labels)
 
 
@@ -116,7 +118,7 @@ def open_task(plan: Plan, device: torch.device) -> Task:
     """Open the data of a plan's job, and build its network, loss and optimizer.
 
     Args:
-        plan: What will be followed.
+        plan: The plan that will be followed.
         device: Where the network computes and batches arrive.
 
     Raises:
@@ -177,15 +179,15 @@ def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
             f"{int(labels.max())}: give an output for each class, or train in a loop of your own, "
             "which evaluates by its own measures"
         ) from None
-    # The first class would else be the guess of a network that has none, as after it diverged.
-    told = ~outputs.isnan().any(dim=1)
-    return {"top1": (outputs.argmax(dim=1) == labels) & told, "loss": loss}
+    # Outputs of a diverged network are NaN, of which `argmax` would make the first class.
+    has_guess = ~outputs.isnan().any(dim=1)
+    return {"top1": (outputs.argmax(dim=1) == labels) & has_guess, "loss": loss}
 
 
 def _fed(
     part: ImageStore | Dataset[Any], plan: Plan, data: ImageData, device: torch.device
 ) -> Images:
-    """What feeds a session: our pipeline over our store or files, or the user's own data set."""
+    """What a session reads: our pipeline over our store or files, or the user's own data set."""
     dtype = dtype_of(plan.precision)
     if isinstance(part, ImageFiles):
         return FilePipeline(
@@ -221,7 +223,7 @@ def _fed(
 
 
 def _sample_weights(job: Job, part: ImageStore | Dataset[Any]) -> Tensor | None:
-    """How often each image is drawn; `None`: once per epoch."""
+    """How often each image is drawn, (images,); ``None``: once per epoch."""
     if job.sampling == "shuffle":
         return None
     if not isinstance(part, ImageStore | ImageFiles):

@@ -1,10 +1,10 @@
-"""Takes a service's advice: the plan of the run folder changes at the end of an epoch.
+"""Follows a service's advice: the plan of the run folder changes at the end of an epoch.
 
     reporter --advice.json--> rank 0 --plan.json--> the launcher, which resumes the run
 
-What was followed before is kept as ``plan-N.json`` and the advice as ``advice-N.json``, N being its
-number. Replacing ``plan.json`` is what counts: a process that is killed before or after it leaves a
-run folder that can be resumed, and what it had yet to tell of a plan that it took is told then.
+The plan before is kept as ``plan-N.json`` and the advice as ``advice-N.json``, N being its number.
+Replacing ``plan.json`` is what counts: a process that is killed before or after it leaves a run
+folder that can be resumed, and a note that it had yet to write is written then.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from batchwright.training.recorder import Recorder
 ADVICE = "advice.json"
 
 
-class Advised:
-    """Looks for advice, and writes the plan that comes of it; on rank 0 alone.
+class PlanSwitch:
+    """Looks for advice, and replaces the run folder's plan where it is taken; on worker 0 alone.
 
     Args:
         folder: The run folder; ``None`` takes no advice.
-        plan: What is followed.
-        recorder: Told of what was taken, and of what was not and why.
+        plan: The plan that is followed.
+        recorder: Notes what was taken, and what was not and why.
         least: Fewest samples that a worker can train on.
     """
 
     def __init__(self, folder: Path | None, plan: Plan, recorder: Recorder, least: int) -> None:
         self._folder, self._plan, self._recorder, self._least = folder, plan, recorder, least
-        self._advice: KeptAdvice | None = None
-        self._next: Plan | None = None
+        self._chosen: tuple[KeptAdvice, Plan] | None = None  # advice to take, and its plan
 
     def finish(self) -> None:
-        """What is left of taking advice, if a process was killed once it had replaced the plan.
+        """Finish taking advice, if a process was killed right after it had replaced the plan.
 
         Raises:
             FileError: It cannot be written.
@@ -50,9 +49,9 @@ class Advised:
     def wanted(self, epoch: int) -> bool:
         """Whether another plan is to be followed from a zero-based epoch on.
 
-        Advice for a later epoch waits; what cannot be followed is put aside, with a note.
+        Advice for a later epoch waits; advice that cannot be followed is put aside, with a note.
         """
-        self._advice = self._next = None
+        self._chosen = None
         if epoch >= self._plan.epochs:
             return False
         advice = self._found()
@@ -68,24 +67,24 @@ class Advised:
         if _effects(plan) == _effects(self._plan):  # nothing to change
             self._put_aside(advice.model_copy(update={"taken": epoch}))
             return False
-        self._advice, self._next = advice.model_copy(update={"taken": epoch}), plan
+        self._chosen = advice.model_copy(update={"taken": epoch}), plan
         return True
 
     def take(self) -> None:
-        """Make what was `wanted` the run folder's plan.
+        """Replace the run folder's plan by the one that was `wanted`.
 
         Raises:
             FileError: It cannot be written.
         """
         assert self._folder is not None  # noqa: S101 - it was wanted
-        assert self._advice is not None  # noqa: S101
-        assert self._next is not None  # noqa: S101
-        write_record(self._plan, self._folder / f"plan-{self._advice.number}.json")
-        write_record(self._next, self._folder / "plan.json")
-        self._settle(self._advice)
+        assert self._chosen is not None  # noqa: S101
+        advice, plan = self._chosen
+        write_record(self._plan, self._folder / f"plan-{advice.number}.json")
+        write_record(plan, self._folder / "plan.json")
+        self._settle(advice)
 
     def _found(self) -> KeptAdvice | None:
-        """Advice in the run folder; what cannot be read is put aside, with a note."""
+        """Advice in the run folder, if any; an unreadable file is put aside, with a note."""
         path = self._folder / ADVICE if self._folder is not None else None
         if path is None or not path.exists():
             return None
@@ -97,10 +96,10 @@ class Advised:
             return None
 
     def _followed_from(self, advice: KeptAdvice) -> int | None:
-        """The epoch from which the plan is what came of the advice; ``None`` if it is not.
+        """The epoch from which the current plan follows the advice; ``None``: it does not.
 
-        The first in which it differs from the plan before, provided that the advice brings just
-        this about: the plan before may be one that was kept for something else.
+        It is the first in which the plan differs from the one before, provided that the advice
+        explains the difference: the plan before may have been kept for another reason.
         """
         assert self._folder is not None  # noqa: S101 - the advice came from there
         path, now = self._folder / f"plan-{advice.number}.json", _effects(self._plan)
@@ -117,7 +116,7 @@ class Advised:
         return epoch
 
     def _settle(self, advice: KeptAdvice) -> None:
-        """Tell that the plan which came of advice is followed."""
+        """Note that advice is followed, and put it aside."""
         first = (advice.taken or 0) + 1
         self._recorder.note(
             f"advice {advice.number} is taken from epoch {first} on: {advice.reason}"
@@ -133,7 +132,7 @@ class Advised:
             raise FileError(f"cannot remove {self._folder / ADVICE}: {error.strerror}") from None
 
     def _refuse(self, plan: Plan, epoch: int) -> None:
-        """What a run would refuse once it had been started again with it."""
+        """Raise `PlanError` for a plan that a resumed run would refuse."""
         problem = why_not(plan, self._plan, epoch)
         if problem:
             raise PlanError(problem)
@@ -152,7 +151,7 @@ class Advised:
 
 
 def _effects(plan: Plan) -> list[tuple[object, ...]]:
-    """What of the rows training goes by, epoch by epoch."""
+    """What training takes from the plan's rows, epoch by epoch."""
     return [
         (row.local_batch_sizes, row.micro_batch_size, row.learning_rate)
         for row in plan.stages

@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics.jsonl while it goes, summary.json at its end.
+"""The records of a run: metrics.jsonl while it goes on, summary.json at its end.
 
 Only rank 0 writes.
 """
@@ -16,8 +16,7 @@ from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.processes import STARTED, seconds_since_launch
 from batchwright.distributed.reducer import WorkerNote
 from batchwright.errors import FileError
-from batchwright.prediction.accuracy.forecast import forecast
-from batchwright.prediction.accuracy.straying import straying
+from batchwright.prediction.accuracy.forecast import forecast, straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.documents import write_record
 from batchwright.records.lines.line_files import METRICS, line_text
@@ -43,7 +42,7 @@ class Recorder:
 
     Args:
         folder: The run folder; it exists. ``None`` writes nothing.
-        plan: What is followed.
+        plan: The plan that is followed.
     """
 
     def __init__(self, folder: Path | None, plan: Plan) -> None:
@@ -63,8 +62,8 @@ class Recorder:
         """Go on from what a checkpoint holds of `values`.
 
         Args:
-            content: The values.
-            where: What to say of it if there is anything left to do.
+            content: What `values` returned.
+            where: Note for the records on where the run goes on, if anything is left to do.
         """
         self.epochs = [EpochRecord.model_validate_json(text) for text in content["epochs"]]
         self.resumed = content["resumed"] + 1
@@ -77,7 +76,7 @@ class Recorder:
 
     @cached_property
     def _factors(self) -> list[float]:
-        """Share of the peak rate at the end of each epoch."""
+        """Learning rate at the end of each epoch, relative to its peak."""
         plan = self._plan
         rule, samples, epochs = plan.learning_rate, plan.data.train_samples, plan.epochs
         return [
@@ -91,7 +90,7 @@ class Recorder:
         return reached_epoch(self._plan, self.epochs) is not None
 
     def tell_reached(self, epoch: int) -> None:
-        """A line that a zero-based epoch has reached that accuracy, if it was the first."""
+        """Note that a zero-based epoch has reached the goal's accuracy, if it was the first."""
         first, goal = reached_epoch(self._plan, self.epochs), self._plan.job.goal
         if first is not None and first.epoch == epoch and first.top1 is not None:
             self.note(
@@ -111,7 +110,7 @@ class Recorder:
         }
 
     def training_begins(self) -> None:
-        """Set-up is over."""
+        """Note the time: set-up is over."""
         if self._setup_seconds is None:
             self._setup_seconds = time.perf_counter() - self._started
 
@@ -122,7 +121,14 @@ class Recorder:
         local_batch_sizes: Sequence[int],
         notes: Sequence[WorkerNote],
     ) -> None:
-        """Take in a step of the epoch in progress; a line at most every half second."""
+        """Record a step of the epoch in progress; writes a line every half second at most.
+
+        Args:
+            meter: Sums of the epoch so far.
+            steps: Steps of the whole epoch.
+            local_batch_sizes: Samples of each worker in the step, in rank order.
+            notes: What each worker said of itself, in rank order.
+        """
         if self.folder is None:
             return
         self._since_line.add([note.seconds for note in notes])
@@ -162,14 +168,14 @@ class Recorder:
         places: Sequence[str],
         speeds: Mapping[str, float],
     ) -> None:
-        """A line about local batches from step ``first`` of an epoch on.
+        """Write a line about the local batches from step ``first`` of an epoch on.
 
         Args:
             epoch: Zero-based.
-            first: First step that has them, zero-based.
+            first: First step with these local batches, zero-based.
             steps: Steps of the epoch.
             local_batch_sizes: Samples per step of each worker, in rank order.
-            places: Host and device of each worker.
+            places: Host and device of each worker, in rank order.
             speeds: Samples per second by place, as far as known.
         """
         workers = tuple(
@@ -183,16 +189,16 @@ class Recorder:
         self.line(SharesLine(kind="shares", epoch=epoch, step=first, steps=steps, workers=workers))
 
     def note(self, text: str) -> None:
-        """A line that a person should read."""
+        """Write a line that a person should read."""
         self.line(note(text))
 
     def epoch(self, record: EpochRecord) -> None:
-        """A line about a finished epoch, the last of `epochs`; ``record`` replaces it."""
+        """Write a line about a finished epoch, the last of `epochs`, which ``record`` replaces."""
         self.epochs[-1] = record
         if self.folder is None:
             return
         predicted = self._plan.stages[self._plan.stage_of(record.epoch)].predicted_epoch_seconds
-        told = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
+        planned = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
         ahead = forecast(self._plan, self._factors, self.epochs)
         self.line(
             EpochLine(
@@ -200,7 +206,7 @@ class Recorder:
                 record=record,
                 epochs=self._plan.epochs,
                 predicted_seconds=predicted.value if predicted else None,
-                predicted_top1=told[0] if told else None,
+                predicted_top1=planned[0] if planned else None,
                 expected_top1=ahead.end,
                 likely_epochs=ahead.epochs,
             )
@@ -228,7 +234,7 @@ class Recorder:
             raise FileError(f"cannot write {path}: {error.strerror}") from None
 
     def summary(self, profile: Profile | None = None, **fields: Any) -> RunSummary:
-        """The run so far; ``fields`` are more of the record's."""
+        """Summary of the run so far; ``fields`` are further fields of the record."""
         return RunSummary(
             run_folder=str(self.folder or ""),
             plan=self._plan,
@@ -257,9 +263,9 @@ class Recorder:
 
 
 def mend(path: Path) -> None:
-    """Cut off what stands after the last whole line of a file: a killed process left it so.
+    """Cut off the unfinished line that a killed process has left at the end of a file.
 
-    What whole lines hold, and their number, never changes.
+    Whole lines stay as they are.
     """
     if not path.exists():
         return
@@ -270,7 +276,7 @@ def mend(path: Path) -> None:
 
 
 class _StepTimes:
-    """Adds up the workers' times over some steps."""
+    """Sums of the workers' times over some steps."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -278,7 +284,7 @@ class _StepTimes:
         self._waited: list[float] = []
 
     def add(self, computed: Sequence[float]) -> None:
-        """Take in one step: seconds of computing by rank; the others wait for the slowest."""
+        """Add a step: seconds of computing by rank; all wait for the slowest worker."""
         slowest = max(computed)
         if not self._steps:
             self._computed, self._waited = [0.0] * len(computed), [0.0] * len(computed)
@@ -288,5 +294,5 @@ class _StepTimes:
             self._waited[rank] += slowest - seconds
 
     def means(self) -> tuple[list[float], list[float]]:
-        """Seconds of computing and of waiting per step, by rank."""
+        """Mean seconds of computing and of waiting in a step, by rank."""
         return [v / self._steps for v in self._computed], [v / self._steps for v in self._waited]

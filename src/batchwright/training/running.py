@@ -1,8 +1,8 @@
-"""What `Session` hands to the run behind it."""
+"""Everything that a run is set up with: what `Session` hands to `AllReduceRun` or `ServerRun`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,10 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.records import Plan
 from batchwright.storage.locks import Lock
+from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.stage_settings import StageSettings
-from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
 from batchwright.training.evaluate.curvature import tracked
 from batchwright.training.evaluate.evaluation import (
     Evaluation,
@@ -30,10 +31,14 @@ from batchwright.training.evaluate.evaluation import (
 )
 from batchwright.training.evaluate.recalibration import calibrating_batches, recalibrated
 from batchwright.training.evaluate.weight_average import WeightAverage
+from batchwright.training.recorder import Recorder
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.clock import StepClock
+from batchwright.training.step.micro_batches import MicroBatches, Turns
+from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.rates import Rates
+from batchwright.training.step.stepper import Stepper, StepRequests
 from batchwright.training.step.updater import Updater
 from batchwright.workload.host import autocast
 from batchwright.workload.passes.compilation import Compilation, compile_training
@@ -42,27 +47,28 @@ from batchwright.workload.tensor_bytes import lasting_bytes
 
 
 def compiled(model: nn.Module, plan: Plan) -> Compilation:
-    """Have the model compiled at its first step, where the plan says so.
+    """Have the model compiled at its first step, if the plan says so.
 
-    What the plan has measured may be given up; what the job asks for, without or against a
-    measurement, ends the training where it cannot be had.
+    Where compiling fails, a plan that chose it by measurement goes on without it; a job that asked
+    for it ends with an error.
     """
     if plan.job.compile != "on":
         return Compilation(on=False)
-    told = compile_training(model)
-    told.asked = all(one.source == "asked" for one in plan.reasons if one.choice == "compiling")
-    return told
+    compilation = compile_training(model)
+    reasons = [one for one in plan.reasons if one.choice == "compiling"]
+    compilation.asked = all(reason.source == "asked" for reason in reasons)
+    return compilation
 
 
 def replayed(model: nn.Module, plan: Plan) -> CudaGraphs | None:
-    """Have the model's passes replayed from CUDA graphs, where the plan says so."""
+    """Have the model's passes replayed from CUDA graphs, if the plan says so."""
     if plan.job.cuda_graphs != "on":
         return None
     return graph_training(model, limit=plan.job.goal.memory)
 
 
 def average_of(model: nn.Module, plan: Plan) -> WeightAverage | None:
-    """The average of a model's weights that its plan asks for."""
+    """The average of a model's weights, if the plan asks for one."""
     return WeightAverage(model, plan.average_epochs) if plan.average_epochs else None
 
 
@@ -71,26 +77,26 @@ class Setup:
     """What is trained, on what, and how.
 
     Attributes:
-        plan: What is followed.
-        model: On its device.
-        optimizer: Of its parameters.
-        feed: Makes the training batches.
-        settings: Sets network and feed to a row of the plan.
+        plan: The plan that is followed.
+        model: The network that is trained, on its device.
+        optimizer: The optimizer of its parameters.
+        feed: Source of the training batches.
+        settings: Sets dropout and augmentation to a row of the plan.
         group: The processes that one launcher started.
-        stop: Whether a signal asks to stop.
+        stop: Notes whether a signal asks to stop.
         folder: The run folder; ``None`` keeps nothing.
-        resume: Whether to go on from it.
-        again: Whether this very launch has begun the run that is in it.
+        resume: Whether to go on from the folder's last checkpoint.
+        again: Whether this very launch has begun the run that is in the folder.
         clip_norm: Largest global gradient norm; ``None``: no limit.
         own_rates: Whether the optimizer's rates are left alone.
         sample_weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
         follow_advice: Whether to stop after an epoch where advice for the next is in the folder.
-        lock: Of the run folder, if this worker holds it.
-        profile_memory: Whether to weigh steps on the CPU by the profiler.
-        compilation: Whether the network computes compiled.
-        graphs: Replays its passes; ``None``: they are taken as they are.
-        average: Of the weights, which is evaluated and delivered; ``None``: the weights are.
-        fitting: How many samples fit into an evaluation's forward pass, as far as known.
+        lock: Lock of the run folder, if this worker holds it.
+        profile_memory: Whether to measure the memory of steps on the CPU, by the profiler.
+        compilation: Whether the network is compiled.
+        graphs: CUDA graphs from which its passes are replayed; ``None``: none are.
+        average: Average of the weights, to be evaluated and delivered; ``None``: the weights are.
+        fitting: How many samples fit into an evaluation's forward pass, as far as is known.
     """
 
     plan: Plan
@@ -115,56 +121,103 @@ class Setup:
     fitting: Fitting = field(default_factory=Fitting)
 
     def end_replay(self) -> None:
-        """Let the model take its passes by itself again."""
+        """Replay the model's passes from CUDA graphs no longer."""
         if self.graphs is not None:
             self.graphs.end()
 
     @property
     def least(self) -> int:
-        """Fewest samples that a worker can train on: of one, there are no batch statistics."""
+        """Fewest samples that a worker can train on: 2 where batch statistics need several."""
         return 2 if any(isinstance(m, _BatchNorm) for m in self.model.modules()) else 1
 
     @property
     def synchronized(self) -> bool:
-        """Whether workers exchange statistics of their samples in each forward pass."""
+        """Whether workers exchange batch statistics in each forward pass."""
         return any(isinstance(m, nn.SyncBatchNorm) for m in self.model.modules())
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The model's, in its order, then others that the optimizer has, such as a loss's own."""
+        """Parameters of the model, in its order, then others of the optimizer, such as a loss's."""
         parameters = dict.fromkeys(self.model.parameters())
         for group in self.optimizer.param_groups:
             parameters.update(dict.fromkeys(group["params"]))
         return list(parameters)
 
-    def updater(self, trained: list[nn.Parameter]) -> Updater:
-        """Steps the optimizer."""
-        return Updater(trained, self.optimizer, clip_norm=self.clip_norm)
-
     def rates(self) -> Rates:
-        """Sets the optimizer's rates, which are still those that its builder set."""
+        """The learning-rate schedule; the optimizer must still have its initial rates."""
         samples = len(self.feed)
         return Rates(self.optimizer, self.plan, own=self.own_rates, samples_per_epoch=samples)
 
     @property
     def per_tensor(self) -> bool:
-        """Whether weights come to depend on norms of gradients: by clipping, factors or the rate.
+        """Whether updates depend on norms of gradients: by clipping, gradient factors or the rate.
 
-        Then a `Reducer` is to give those of single tensors. They sum to the same bits however
+        Then a `Reducer` computes norms of single tensors, which sum to the same bits however the
         tensors are put into buckets.
         """
         gaining = self.plan.learning_rate.scaling == "gain" and not self.own_rates
         return self.plan.ags is not None or self.clip_norm is not None or gaining
 
-    def peak_memory(self, state: RunState, clock: StepClock, reducer: Reducer) -> PeakMemory:
-        """Says what the steps take; ``reducer`` has buffers of its own."""
+    def checkpoints(self, recorder: Recorder) -> CheckpointManager:
+        """What writes and restores the run's checkpoints, with the records of ``recorder``."""
+        return CheckpointManager(
+            self.folder,
+            self.plan,
+            self.model,
+            self.optimizer,
+            self.group,
+            recorder,
+            self.feed.description(),
+            self.average,
+        )
+
+    def step_loop(
+        self,
+        group: Group,
+        state: RunState,
+        division: Division,
+        reducer: Reducer,
+        rates: Rates,
+        clock: StepClock,
+        *,
+        requests: Callable[[], StepRequests] = StepRequests,
+        turns: Turns | None = None,
+    ) -> tuple[Stepper, MicroBatches]:
+        """The stepper of a run, and the micro-batches that it is called for.
+
+        Args:
+            group: The workers that take steps together.
+            state: How far the run is.
+            division: Divides epochs into steps, and steps between the workers.
+            reducer: Sums gradients.
+            rates: The learning-rate schedule.
+            clock: Books the time.
+            requests: Returns what this worker asks of the others at a step; unset: nothing.
+            turns: How workers of this process take turns.
+        """
 
         def lasting() -> int:
             average = self.average.lasting_bytes if self.average else 0
             return lasting_bytes(self.model, self.optimizer) + reducer.buffer_bytes + average
 
-        weighed = lasting if self.profile_memory else None
-        return PeakMemory(self.group.device, state, clock, weighed, self.graphs)
+        stepper = Stepper(
+            self.plan,
+            group,
+            state,
+            reducer,
+            Updater(self.parameters, self.optimizer, clip_norm=self.clip_norm),
+            rates,
+            Statistics(self.model),
+            division,
+            clock,
+            requests,
+            self.compilation,
+            self.graphs,
+        )
+        profiled = lasting if self.profile_memory else None
+        memory = PeakMemory(group.device, state, clock, profiled, self.graphs)
+        loop = MicroBatches(self.feed, stepper, division, state, clock, memory, group.here, turns)
+        return stepper, loop
 
     def evaluated(
         self,
@@ -178,13 +231,13 @@ class Setup:
     ) -> tuple[dict[str, float], int, int]:
         """Sums of each value of a metric over a held-out set, as `evaluation.evaluate` gives them.
 
-        Batch normalization has new statistics meanwhile, if the job asks for them.
+        Batch normalization has recalibrated statistics meanwhile, if the job asks for them.
 
         Args:
             what: Model, held-out set and metric.
             group: The processes that evaluate.
-            shares: Of the workers, in rank order; one process may be all of them.
-            order: Of the epoch's training samples; ``None``: there is no epoch.
+            shares: The workers' local batches, in rank order; one process may be all workers.
+            order: Order of the epoch's training samples; ``None``: there is no epoch.
             epoch: Zero-based.
             between_epochs: Whether the training feed has nothing else under way.
         """
@@ -204,18 +257,18 @@ class Setup:
             )
             statistics = recalibrated(what.model, batches, group, forward=what.forward, **how)
         own = shares if group.size > 1 else (1,)
-        # Of another model than the one that is trained nothing is changed.
+        # Average and statistics are those of the trained model; any other keeps its own.
         averaged = self.average.in_place() if self.average else nullcontext()
         with averaged, statistics:
             sums, count, stopped = evaluate(what, group=group, stop=self.stop, shares=own, **how)
-        if self.plan.job.track and count and not stopped:  # of the weights that are trained
+        if self.plan.job.track and count and not stopped:  # not of their average
             share = own[group.rank] / sum(own)
             found = self._tracked(what, group, share) if "loss" in sums else {}
             sums = sums | {name: count * value for name, value in found.items()}
         return sums, count, stopped
 
     def _tracked(self, what: Evaluation, group: Group, share: float) -> dict[str, float]:
-        """What ``track`` asks for, of the metric's loss on a batch that stays; on every worker."""
+        """Figures of the job's ``track``: curvature of the metric's loss on one fixed batch."""
         samples = len(self.feed)
         top = max(self.plan.stages, key=lambda stage: stage.resolution)
 
@@ -232,5 +285,5 @@ class Setup:
             return tracked(self.plan.job.track, what.model, loss_of, batch_of, most)
 
     def autocast(self) -> torch.autocast:
-        """The plan's precision, for a forward pass."""
+        """Context of a forward pass in the plan's precision."""
         return partial(autocast, self.plan.precision, self.group.device)()

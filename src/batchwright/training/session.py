@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -64,7 +65,7 @@ from batchwright.workload.host import enter, is_out_of_memory, prepare_process, 
 from batchwright.workload.passes.recomputation import recompute
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
-"""What can be trained on and evaluated: a map-style data set, or one of our pipelines."""
+"""A data set to train or evaluate on: a map-style one, or one of our pipelines."""
 
 
 class Session:
@@ -77,16 +78,16 @@ class Session:
         model: On its device already, where batches will arrive: with several GPUs on this worker's
             own, ``cuda:LOCAL_RANK``. Not in a wrapper such as `DistributedDataParallel`. All
             workers start from rank 0's weights.
-        optimizer: Of the model's parameters, built once the model is on its device.
+        optimizer: Optimizer of the model's parameters, built once the model is on its device.
         dataset: Map-style data set, or an `ImagePipeline`.
-        plan: What to do, or the path of its file.
-        run_folder: Where metrics, checkpoints and the summary go; ``None`` keeps none.
+        plan: The plan to follow, or the path of its file.
+        run_folder: Folder for metrics, checkpoints and the summary; ``None`` keeps none.
         resume: Continue from ``run_folder``; after a restart by torchrun this happens by itself.
         clip_norm: Largest global gradient norm; ``None``: as the plan's job says.
         learning_rate: ``"mine"`` leaves the optimizer's rates alone.
         images: Where the image is in a tuple or dict batch (index or key), for resizing.
         resize: Resizes a whole batch instead: f(batch, resolution in pixels) -> batch.
-        collate: As `torch.utils.data.DataLoader` takes it.
+        collate: Makes a batch of items, as ``collate_fn`` of `torch.utils.data.DataLoader`.
         loaders: Loader processes for a map-style data set; ``None``: as the plan's job says, 2
             where it says nothing.
         sample_weights: How often each sample is drawn relative to the others, shape (samples,);
@@ -104,8 +105,8 @@ class Session:
 
     Attributes:
         plan: The plan that is followed.
-        device: Where batches arrive.
-        rank: This worker.
+        device: The device on which batches arrive.
+        rank: This worker, from 0.
         world_size: Number of workers.
 
     Raises:
@@ -151,10 +152,18 @@ class Session:
         in_main = threading.current_thread() is threading.main_thread()
         self._exit_on_stop = exit_on_stop and in_main  # else it would end that thread silently
         self._loaders = planned_loaders(self.plan) if loaders is None else loaders
-        self._loading = {"images": images, "resize": resize, "collate": collate}
-        self._sides = [stage.resolution for stage in self.plan.stages]
+        self._feed_of = partial(
+            feed_of,
+            device=self.device,
+            seed=self.plan.job.seed,
+            loaders=self._loaders,
+            images=images,
+            resize=resize,
+            sides=[stage.resolution for stage in self.plan.stages],
+            collate=collate,
+        )
         self._held_out: tuple[Images, Feed] | None = None
-        self._companion: ReporterProcess | None = None
+        self._reporter: ReporterProcess | None = None
         self._lock: Lock | None = None
         self._follow_advice, self._profile_memory = follow_advice, profile_memory
         service = checked_service(report_to, run_folder)
@@ -169,7 +178,9 @@ class Session:
             folder = Path(run_folder) if run_folder else None
             self._open(dataset, folder, resume=resume, sample_weights=sample_weights)
             if service is not None and folder is not None and self.rank == 0:
-                self._report(folder, service)
+                write_record(self.plan, folder / "plan.json")  # for the reporter
+                self._reporter = ReporterProcess(folder, service, follow_advice=follow_advice)
+                self._print_lines(self._reporter)
         except BaseException:
             self._close(failed=True)
             raise
@@ -187,7 +198,7 @@ class Session:
         again = False
         if folder is not None:
             again = self._group.started_again(folder)
-            self._lock = self._held(folder, again=again)
+            self._lock = self._locked(folder, again=again)
             self._group.note_start(folder, again=again)
         planned, found = self.plan.data.train_samples, len(self._feed)
         if planned != found:
@@ -233,7 +244,7 @@ class Session:
         ):
             warnings.warn(doubt, stacklevel=3)
 
-    # ------------------------------------------------------------------------------ the contract
+    # -------------------------------------------------------------------------- for the user's loop
 
     @property
     def rank(self) -> int:
@@ -446,10 +457,10 @@ class Session:
                 raise
             error = failure  # a stop that came with the last step
         finally:
-            if self._companion is not None:
-                self._companion.end(*outcome_of(ended))
-                self._say_for(self._companion)
-                self._companion = None
+            if self._reporter is not None:
+                self._reporter.end(*outcome_of(ended))
+                self._print_lines(self._reporter)
+                self._reporter = None
             self._close(failed=not isinstance(ended, None | Interrupted | NewPlan))
         if isinstance(error, Interrupted) and self._exit_on_stop:
             if self.rank == 0:
@@ -459,14 +470,14 @@ class Session:
 
     # -------------------------------------------------------------------------------------- set-up
 
-    def _held(self, folder: Path, *, again: bool) -> Lock | None:
-        """Become the folder's only writer, which worker 0 is; all learn the outcome.
+    def _locked(self, folder: Path, *, again: bool) -> Lock | None:
+        """Make worker 0 the folder's only writer; all workers learn whether it could.
 
-        Where the command has started a parameter server, that server is.
+        Where the command has started a parameter server, the server is the writer.
         """
         lock, problem = None, ""
         if self._group.rank == 0 and SERVER not in os.environ:
-            # The others wait in an exchange. After a restart the holder may have been a host that
+            # The others wait in an exchange. After a restart the lock may be that of a host that
             # went down, of which a shared disk learns late.
             most = 0.75 * self.plan.job.timeout
             try:
@@ -484,27 +495,16 @@ class Session:
             raise FileError(problem)
         return lock
 
-    def _report(self, folder: Path, service: str) -> None:
-        """Start the reporter, which finds everything in the run folder."""
-        write_record(self.plan, folder / "plan.json")
-        self._companion = ReporterProcess(folder, service, follow_advice=self._follow_advice)
-        self._say_for(self._companion)
-
     @staticmethod
-    def _say_for(companion: ReporterProcess) -> None:
-        for line in companion.lines():
+    def _print_lines(reporter: ReporterProcess) -> None:
+        for line in reporter.lines():
             _say(line)
-
-    def _feed_of(self, dataset: Images) -> Feed:
-        seed = self.plan.job.seed
-        how: dict[str, Any] = {"sides": self._sides, "loaders": self._loaders, **self._loading}
-        return feed_of(dataset, self.device, seed=seed, **how)
 
     def _close(self, *, failed: bool) -> None:
         if failed:  # first, or whatever waits for the device may wait for a worker that is gone
             self._group.give_up()
-        if self._companion is not None:  # it could not even begin
-            self._companion.end("failed", None)
+        if self._reporter is not None:  # the session could not even begin
+            self._reporter.end("failed", None)
         if hasattr(self, "_run"):
             self._run.close()
         if hasattr(self, "_setup"):

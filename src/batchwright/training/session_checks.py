@@ -1,4 +1,4 @@
-"""What a session is given: refused where it cannot train with it, doubted where it differs."""
+"""Checks of a session's arguments: errors where it cannot train with them, warnings of doubts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from batchwright.workload.data.loading import loader_processes
 
 
 def planned_loaders(plan: Plan) -> int:
-    """Loader processes that a worker has by the plan's job, for data of a loop's own."""
+    """Loader processes of a worker by the plan's job, for data of a loop's own."""
     return loader_processes(plan.job, 1, files=False)
 
 
@@ -37,16 +37,16 @@ def doubts(
     loaders: int,
     stage: Callable[[], Stage],
 ) -> Iterator[str]:
-    """Where a loop does otherwise than its plan has it, a line each.
+    """Warnings where a user's loop differs from its plan, a line each.
 
     Args:
-        plan: That is followed.
-        optimizer: The user's.
-        device: Of the model.
-        first: Whether this is worker 0, which alone tells most of it.
+        plan: The plan that is followed.
+        optimizer: The user's optimizer.
+        device: The model's device.
+        first: Whether this is worker 0, which alone gives most warnings.
         own_rates: Whether the optimizer's rates are left alone.
         loaders: Loader processes of each worker.
-        stage: Tells the row that the training is in.
+        stage: Returns the plan's row that the training is in.
     """
     rule = plan.learning_rate
     if own_rates and rule.scaling == "gain":
@@ -97,7 +97,7 @@ def doubts(
 
 
 def other_number(planned: int, found: int) -> PlanError:
-    """What to say where other than the planned workers are running."""
+    """The error where another number of workers is running than planned."""
     how = "" if found > 1 else f" (torchrun --nproc-per-node {planned})"
     return PlanError(
         f"the plan is for {counted(planned, 'worker')}, and {found} running: start {planned}{how}, "
@@ -106,7 +106,7 @@ def other_number(planned: int, found: int) -> PlanError:
 
 
 def checked_service(report_to: str | None, run_folder: str | Path | None) -> str | None:
-    """Where to report to; what cannot be is refused before anything is opened."""
+    """Address of the service to report to, checked before anything is opened; ``None``: none."""
     if not report_to:
         return None
     if not run_folder:
@@ -115,7 +115,7 @@ def checked_service(report_to: str | None, run_folder: str | Path | None) -> str
 
 
 def checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:
-    """How often each of so many samples is drawn, as float64 on the CPU."""
+    """Weights with which so many samples are drawn, as float64 (samples,) on the CPU."""
     if weights is None:
         return None
     weights = weights.detach().to("cpu", torch.float64)
@@ -129,12 +129,12 @@ def checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:
 
 
 def refuse_other_things(model: object, optimizer: object, dataset: object) -> None:
-    """Refuse what stands in another's place, and a model in a wrapper.
+    """Refuse arguments of another kind than expected, and a model in a wrapper.
 
     Wrappers exchange gradients by themselves, or hold only a part of the weights.
 
     Raises:
-        ArgumentError: One of them is something else; the message names it.
+        ArgumentError: An argument is something else; the message names it.
         PlanError: The model is wrapped.
     """
     for name, given, fits in (
@@ -171,7 +171,7 @@ def refuse_unlike_workers(plan: Plan, group: Group) -> None:
     """Refuse, on all workers together, hosts that have another plan or other versions.
 
     Raises:
-        PlanError: They have; the message says which one.
+        PlanError: A host differs; the message says which one and in what.
     """
     if group.size == 1:
         return
@@ -191,7 +191,7 @@ def refuse_unlike_workers(plan: Plan, group: Group) -> None:
 
 
 def refuse_without_float64(device: torch.device) -> None:
-    """Refuse a device that does not compute in the format in which losses and norms are summed."""
+    """Refuse a device without float64, in which losses and norms are summed."""
     if device.type == "mps":
         raise PlanError(
             "the model is on mps, where PyTorch has no float64, in which losses are added up: "
@@ -200,7 +200,7 @@ def refuse_without_float64(device: torch.device) -> None:
 
 
 def refuse_synchronized_on_cpu(model: nn.Module, device: torch.device) -> None:
-    """Refuse layers that this device does not compute."""
+    """Refuse SyncBatchNorm on the CPU, which does not compute it."""
     if device.type == "cpu" and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
         raise PlanError(
             "SyncBatchNorm computes on GPUs only: on the CPU use plain BatchNorm, whose statistics "

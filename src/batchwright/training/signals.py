@@ -16,9 +16,9 @@ from batchwright.errors import DeadlineReached, Interrupted
 
 
 class StopRequest:
-    """Notes the first stop signal while active; restores the former handlers on `close`.
+    """Notes the first stop signal; restores the former handlers on `close`.
 
-    Outside the main thread Python allows no handlers, and `ask` alone says it.
+    Outside the main thread Python allows no handlers: there only `ask` can stop a run.
 
     Attributes:
         number: The signal that arrived, or 0.
@@ -32,7 +32,7 @@ class StopRequest:
                 self._former[number] = signal.signal(number, self._note)
 
     def ask(self, number: int = signal.SIGTERM) -> None:
-        """Note what the signal with this number would, from any thread."""
+        """Ask for a stop as the signal with this number would; any thread may."""
         self.number = self.number or number
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class StopRequest:
 
 
 def stopped(number: int, deadline: float | None, where: str) -> Interrupted:
-    """What a run ends with that was stopped by a signal or, where ``number`` is 0, by its job.
+    """The exception that ends a run, stopped by a signal or (``number`` 0) by its deadline.
 
     Args:
         number: The signal.

@@ -1,7 +1,8 @@
-"""Starts what feeds trackers beside a run, and ends it with the run; training never waits for it.
+"""Starts the process that feeds trackers beside a run, and ends it with the run; training never
+waits for it.
 
-At the end it gets some seconds to hand on what is left. What it cannot stays in the run folder, for
-``batchwright send --tracker`` or the next time that the run is resumed.
+At the end the process gets some seconds for what is left. What trackers do not get stays in the run
+folder, for ``batchwright send --tracker`` or the next time that the run is resumed.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchwright.client.reporter_process import outcome_of
-from batchwright.client.trackers.following import asked
+from batchwright.client.trackers.following import chosen_trackers
 from batchwright.distributed.worker_processes import Companion
 from batchwright.errors import ArgumentError, said_by
 
-TRACKERS_VARIABLE = "BATCHWRIGHT_TRACKERS"  # for runs that name none, with commas between them
+TRACKERS_VARIABLE = "BATCHWRIGHT_TRACKERS"  # trackers of runs that name none, with commas between
 LAST_SECONDS = 20.0  # for what is left at the end of the run: a tracker may still be starting
-_SILENT_SECONDS = 2.0  # of them, before a person is told what is waited for
-_GRACE_SECONDS = 5.0  # for trackers to end, beyond that
+_SILENT_SECONDS = 2.0  # of these, before a message says what the command waits for
+_GRACE_SECONDS = 5.0  # beyond LAST_SECONDS, for trackers to close
 
 
 def wanted_trackers(words: Iterable[str] | None) -> tuple[str, ...]:
-    """The trackers of a run, as `following.asked` names them.
+    """The trackers of a run, each by its `TrackerChoice.word`.
 
     Args:
-        words: As asked for; ``None``: as the environment says.
+        words: The user's choices, each ``NAME`` or ``NAME:PLACE``; ``None``: those of the
+            environment.
 
     Raises:
         ArgumentError: There is no such tracker, its package is not installed, or it cannot have
@@ -37,29 +39,29 @@ def wanted_trackers(words: Iterable[str] | None) -> tuple[str, ...]:
     if words is None:
         named = os.environ.get(TRACKERS_VARIABLE, "").split(",")
         with said_by(TRACKERS_VARIABLE):
-            return wanted_trackers(one.strip() for one in named)
-    found = asked(word for word in words if word)
-    taken = set[str]()
-    for one in found:
-        if one.spec.single and one.spec.name in taken:
+            return wanted_trackers(word.strip() for word in named)
+    chosen = chosen_trackers(word for word in words if word)
+    names = set[str]()
+    for each in chosen:
+        if each.spec.single and each.spec.name in names:
             raise ArgumentError(
-                f"--tracker {one.word}: {one.spec.name} takes one place while a run goes on: "
-                f"`batchwright send RUN --tracker {one.word}` hands it on to another one later"
+                f"--tracker {each.word}: {each.spec.name} takes one place while a run goes on: "
+                f"`batchwright send RUN --tracker {each.word}` hands it on to another one later"
             )
-        taken.add(one.spec.name)
-    return tuple(one.word for one in found)
+        names.add(each.spec.name)
+    return tuple(each.word for each in chosen)
 
 
 @contextmanager
 def tracked(
     folder: Path, words: tuple[str, ...], *, tell: Callable[[str], None]
 ) -> Iterator[Companion | None]:
-    """Inside, trackers get what the run writes; after, they know how it ended.
+    """Inside, trackers are fed with the run's lines; at the end they get its outcome.
 
     Args:
         folder: The run folder.
-        words: From `wanted_trackers`; none: nothing is started.
-        tell: Takes what is left to say after the end.
+        words: The trackers, from `wanted_trackers`; empty: nothing is started.
+        tell: Called with each message that is left after the end.
     """
     if not words:
         yield None
@@ -87,7 +89,7 @@ def tracked(
         outcome, _ = outcome_of(ending)
         companion.say({"outcome": outcome, "error": None, "seconds": LAST_SECONDS})
         code = None
-        with suppress(KeyboardInterrupt):  # who does not want to wait: the run itself has ended
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends the waiting: the run itself has ended
             code = companion.wait(_SILENT_SECONDS)
             if code is None:
                 tell(f"trackers have {LAST_SECONDS:g} s for what is left; Ctrl-C ends that")

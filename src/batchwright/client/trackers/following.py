@@ -1,11 +1,11 @@
-"""Hands a run's lines on to trackers: a process of its own, beside the training.
+"""Feeds trackers with a run's lines: a process beside the training.
 
     python -m batchwright.client.trackers.following RUN_FOLDER TRACKER...
 
-started by `client.trackers.companion`. It reads what training writes into the run folder, at a low
-priority; training never waits for it. How many lines a tracker has is noted in ``trackers.json``
-there, so that what goes on later doubles nothing. Standard input brings the order to finish, or
-ends with the process that trains; what a person should know goes to standard output, a line each.
+`client.trackers.companion` starts it. It reads what training writes into the run folder, at a low
+priority; training never waits for it. ``trackers.json`` in the run folder says how many lines each
+tracker has, so that a later process logs no value twice. The order to finish arrives on standard
+input, which ends with the process that trains; messages for a person are lines on standard output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 
 from batchwright.client.http import Backoff
 from batchwright.client.outbox import METRICS, Lines
-from batchwright.client.reporter import NICENESS, Order, listen
+from batchwright.client.reporter import Order, start_listening
 from batchwright.client.trackers.points import Points
 from batchwright.errors import (
     ArgumentError,
@@ -51,23 +51,23 @@ STATE = "trackers.json"
 FORMAT = "batchwright-trackers/1"
 LOCK = "trackers.lock"
 LOOK_SECONDS = 0.5  # between two looks at the run folder
-LOCK_SECONDS = 30.0  # for the process of a training that was just killed
-CLOSE_SECONDS = 3.0  # for trackers to end, beyond what the order gives them
-_MAX_LINES = 2000  # that are handed on before it is noted
+LOCK_SECONDS = 30.0  # to wait for the process of a training that was just killed
+CLOSE_SECONDS = 3.0  # for trackers to close, beyond the seconds of the order
+_MAX_LINES = 2000  # lines that are logged before trackers.json is written
 _LAST_WAIT = 2.0  # seconds between two attempts, at most, once the run has ended
-_WHO = re.compile(r"://[^/?#\s]*@")  # a name and password in an address
+_CREDENTIALS = re.compile(r"://[^/?#\s]*@")  # a name and password in an address
 
 
 @dataclass(frozen=True)
-class Tracked:
-    """A run as a tracker gets to know it.
+class TrackedRun:
+    """A run as a tracker is opened for it.
 
     Attributes:
-        folder: Of the run.
-        name: For people.
-        id: The same whenever this run goes on; no other run has it.
-        facts: What is known before it trains.
-        after: The last step that the tracker has; -1: it has nothing.
+        folder: The run folder.
+        name: Name of the run, for people.
+        id: Unique identifier of the run, which a resumed run keeps.
+        facts: What is known before training: the plan's values by name.
+        after: Last step that the tracker has values of; -1: it has none.
     """
 
     folder: Path
@@ -80,114 +80,122 @@ class Tracked:
 class Tracker(Protocol):
     """Takes the values of one run.
 
-    One with an attribute ``lasts_after`` may lose, with this process, what it was given in the last
-    so many seconds: that is handed on again, so it has to take no step twice.
+    A tracker with an attribute ``lasts_after`` may lose, when this process ends, the values of the
+    last so many seconds. They are logged again later, so it must ignore steps that it has.
     """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Values by name after so many updates."""
+        """Log values by name, after ``step`` updates."""
 
     def flush(self) -> None:
-        """All that was logged is to stay, however this process ends."""
+        """Make sure that all logged values stay, however this process ends."""
 
     def close(self, outcome: str) -> None:
-        """The run is ``finished``, ``stopped`` or ``failed``; empty: nobody knows."""
+        """End: the run is ``finished``, ``stopped`` or ``failed``; empty: not known."""
 
 
-class Asked(NamedTuple):
-    """A tracker that was asked for."""
+class TrackerChoice(NamedTuple):
+    """A tracker that the user chose."""
 
     spec: TrackerSpec
-    place: str  # what stands behind the colon
+    place: str  # the text behind the colon
 
     @property
     def word(self) -> str:
-        """The word that names this tracker and place from any folder."""
+        """The word that names this tracker and place in any working folder."""
         return f"{self.spec.name}:{self.place}" if self.place else self.spec.name
 
 
-def asked(words: Iterable[str]) -> list[Asked]:
+def chosen_trackers(words: Iterable[str]) -> list[TrackerChoice]:
     """The trackers that words name, each ``NAME`` or ``NAME:PLACE``.
 
     Raises:
-        ArgumentError: There is none of that name, its package is not installed, or the address
-            tells a password.
+        ArgumentError: There is no tracker of that name, its package is not installed, or its
+            address has a password in it.
     """
-    found = []
+    chosen = []
     for word in words:
         name, _, place = word.partition(":")
         if name not in TRACKERS:
             raise ArgumentError(f"there is no tracker {name!r}: known are {listed(TRACKERS)}")
         spec = TRACKERS[name]
         package = None
-        with suppress(ImportError, ValueError):  # what it lies in is not there, either
+        with suppress(ImportError, ValueError):  # its parent package is missing, too
             package = find_spec(spec.package)
-        if package is None or package.origin is None:  # a folder here may have that name
+        if package is None or package.origin is None:  # without origin: a mere folder of that name
             raise ArgumentError(
                 f"--tracker {name}: {not_installed(spec.package, spec.extra)}"
                 + (f", or {spec.package} alone" if spec.extra else "")
             )
-        if _WHO.search(place):
+        if _CREDENTIALS.search(place):
             raise ArgumentError(
                 f"--tracker {name}: an address with a name or password in it would be seen in the "
                 "list of processes and kept in files: give it where the tracker itself looks for "
                 f"it, as in MLFLOW_TRACKING_URI, and write --tracker {name} alone"
             )
         if spec.folder and place:
-            home = place == "~" or place.startswith("~/")  # which shells leave behind a colon
+            home = place == "~" or place.startswith("~/")  # shells do not expand ~ behind a colon
             place = str((Path(place).expanduser() if home else Path(place)).resolve())
-        found.append(Asked(spec, place))
-    return list(dict.fromkeys(found))
+        chosen.append(TrackerChoice(spec, place))
+    return list(dict.fromkeys(chosen))
 
 
-class Following:
-    """Hands one tracker what it does not have of a run.
+class TrackerFeed:
+    """Feeds one tracker with the lines of a run that it does not have.
 
     Args:
         folder: The run folder.
-        wanted: The tracker.
-        state: What `State` holds for all of them.
+        choice: The tracker.
+        state: The run folder's ``trackers.json``.
+
+    Attributes:
+        problem: The error that the next turn is to overcome; empty: none.
     """
 
-    def __init__(self, folder: Path, wanted: Asked, state: State) -> None:
-        self._folder, self._wanted, self._state = folder, wanted, state
+    def __init__(self, folder: Path, choice: TrackerChoice, state: State) -> None:
+        self._folder, self._choice, self._state = folder, choice, state
         self._lines, self._points = Lines(folder / METRICS), Points()
         self._tracker: Tracker | None = None
-        self._given = deque[tuple[float, int]]()  # from when on so many lines stay
+        # Numbers of lines that were logged, and when the tracker no longer loses them.
+        self._pending = deque[tuple[float, int]]()
         self._backoff, self._due, self.problem = Backoff(), 0.0, ""
 
     @property
     def word(self) -> str:
-        """Names the tracker."""
-        return self._wanted.word
+        """The word that names the tracker."""
+        return self._choice.word
 
     def turn(self) -> bool:
-        """Hand on some lines; whether more are there. Whatever goes wrong is tried again later."""
+        """Log some lines. After an error all lines since the last note are logged again, later.
+
+        Returns:
+            Whether there are more lines.
+        """
         if time.monotonic() < self._due:
             return False
         try:
-            had = self._had
-            found = self._lines.ahead(_MAX_LINES)
-            for number, text in enumerate(found, self._lines.next):
-                if number == had and self._tracker is None:
+            first = self._handed_on
+            lines = self._lines.ahead(_MAX_LINES)
+            for number, text in enumerate(lines, self._lines.next):
+                if number == first and self._tracker is None:
                     self._open()
                 point = self._points.of(sound_line(text))
-                if point is not None and number >= had:
-                    assert self._tracker is not None  # noqa: S101 - opened with the first line to go
+                if point is not None and number >= first:
+                    assert self._tracker is not None  # noqa: S101 - opened before the first line
                     self._tracker.log(*point)
-            self._lines.take(found)
-            if self._lines.next > had:
-                assert self._tracker is not None  # noqa: S101 - as above
+            self._lines.take(lines)
+            if self._lines.next > first:
+                assert self._tracker is not None  # noqa: S101 - opened before the first line
                 self._tracker.flush()
                 lasts = getattr(self._tracker, "lasts_after", 0.0)
-                self._given.append((time.monotonic() + lasts, self._lines.next))
+                self._pending.append((time.monotonic() + lasts, self._lines.next))
             self._note(time.monotonic())
-            more = self._lines.waiting and bool(found)
+            more = self._lines.waiting and bool(lines)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker may fail in any way
             self._fail(error)
             self._due = time.monotonic() + self._backoff.seconds()
             self._tracker = None
-            self._given.clear()
+            self._pending.clear()
             self._lines, self._points = Lines(self._folder / METRICS), Points()
             return False
         self._backoff.reset()
@@ -195,38 +203,38 @@ class Following:
         return more
 
     @property
-    def _had(self) -> int:
-        """Lines that need not be handed on again while this process lives."""
-        return self._given[-1][1] if self._given else self._state.lines.get(self.word, 0)
+    def _handed_on(self) -> int:
+        """Number of lines that need not be logged again while this process lives."""
+        return self._pending[-1][1] if self._pending else self._state.lines.get(self.word, 0)
 
     def _note(self, now: float) -> None:
-        """Note what stays by now."""
+        """Write how many lines the tracker can no longer lose, if that has changed."""
         lines = self._state.lines.get(self.word, 0)
-        wanted = self._state.stale
-        while self._given and self._given[0][0] <= now:
-            _, lines = self._given.popleft()
-            wanted = True
-        if wanted:
+        changed = self._state.stale
+        while self._pending and self._pending[0][0] <= now:
+            _, lines = self._pending.popleft()
+            changed = True
+        if changed:
             self._state.note(self.word, lines)
 
     def hurry(self) -> None:
-        """The run has ended: what waits for a later attempt is tried at once."""
+        """Have the next attempts follow at once: the run has ended."""
         self._due, self._backoff = 0.0, Backoff(most=_LAST_WAIT)
 
     def _fail(self, error: BaseException) -> None:
-        self.problem = f"{self.word}: {_WHO.sub('://***@', one_line(error))}"
+        self.problem = f"{self.word}: {_CREDENTIALS.sub('://***@', one_line(error))}"
 
     def _open(self) -> None:
-        folder, spec = self._folder, self._wanted.spec
-        # Who the run is lasts beyond an attempt that ends before its first note.
+        # Written first: the run keeps its identifier after an attempt that ends before its first
+        # note.
         self._state.note(self.word, self._state.lines.get(self.word, 0))
-        plan = folder / "plan.json"  # a loop of somebody's own may leave none there
+        plan = self._folder / "plan.json"  # a user's own loop may leave none
         facts = plan_facts(read_record(plan, Plan)) if plan.exists() else {}
-        run = Tracked(folder, self._state.name, self._state.run, facts, self._points.last)
-        self._tracker = resolve_name(spec.open)(self._wanted.place, run)
+        run = TrackedRun(self._folder, self._state.name, self._state.run, facts, self._points.last)
+        self._tracker = resolve_name(self._choice.spec.open)(self._choice.place, run)
 
     def close(self, outcome: str) -> None:
-        """The run has ended so."""
+        """Close the tracker: the run has ended with ``outcome``."""
         if self._tracker is not None:
             try:
                 self._tracker.close(outcome)
@@ -236,24 +244,24 @@ class Following:
 
     @property
     def left(self) -> int:
-        """Lines that the tracker does not have."""
-        return max(0, self._lines.count() - self._had)
+        """Number of lines that the tracker does not have."""
+        return max(0, self._lines.count() - self._handed_on)
 
 
 class State:
-    """``trackers.json``: who the run is for trackers, and how many lines each of them has.
+    """``trackers.json``: the run's identity for trackers, and how many lines each of them has.
 
     Args:
         folder: The run folder.
 
     Attributes:
-        run: Its identifier.
-        name: For people: what the folder was called when it was first tracked.
-        lines: How many each tracker has.
-        stale: Whether the file could not be written since.
+        run: Identifier of the run.
+        name: Name of the run, for people: the folder's name when it was first tracked.
+        lines: By tracker, the number of lines that it has.
+        stale: Whether the last write of the file failed.
 
     Raises:
-        FileError: It cannot be read, or is something else.
+        FileError: The file cannot be read, or is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -261,26 +269,26 @@ class State:
         self.name = _plain(folder.resolve().name)
         try:
             values = json.loads(self._path.read_bytes())
-            sound = values["format"] == FORMAT
+            valid = values["format"] == FORMAT
             self.run = str(uuid.UUID(values["run"]))
             self.name = _plain(values.get("name", self.name))
-            self.lines = {str(word): int(one) for word, one in values["lines"].items()}
-            sound &= all(one >= 0 for one in self.lines.values())
+            self.lines = {str(word): int(count) for word, count in values["lines"].items()}
+            valid &= all(count >= 0 for count in self.lines.values())
         except FileNotFoundError:
-            self.run, self.lines, sound = str(uuid.uuid4()), dict[str, int](), True
+            self.run, self.lines, valid = str(uuid.uuid4()), dict[str, int](), True
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            sound = False
-        if not sound:
+            valid = False
+        if not valid:
             raise FileError(
                 f"{self._path} is damaged, or none of ours ({FORMAT}); remove it to have trackers "
                 "get all of the run anew"
             )
 
     def note(self, word: str, lines: int) -> None:
-        """A tracker has so many lines; whole or not at all, and not synced.
+        """Write that a tracker has so many lines; whole or not at all, and not synced.
 
         Raises:
-            FileError: It cannot be written.
+            FileError: The file cannot be written.
         """
         with self._lock:
             self.lines[word], self.stale = lines, True
@@ -297,16 +305,20 @@ class State:
 
 
 def _plain(name: str) -> str:
-    """A name that is one in any place, also as a folder's."""
+    """A name that every tracker can show and that can name a folder."""
     text = printable(os.fsencode(name).decode(errors="replace")).replace("/", "-")
     return text if text.strip(".") else "run"
 
 
-def alone(folder: Path, seconds: float) -> Lock:
-    """Be the only process that hands on this run, or two would hand on the same.
+def lock_trackers(folder: Path, seconds: float) -> Lock:
+    """Lock a run folder for the process that feeds its trackers: two would log values twice.
+
+    Args:
+        folder: The run folder.
+        seconds: How long to wait for another process that has the lock.
 
     Raises:
-        BatchwrightError: Another one does.
+        BatchwrightError: Another process has the lock, or the file cannot be locked.
     """
     try:
         return lock_file(folder / LOCK, seconds=seconds, waiting=lambda _: None)
@@ -319,133 +331,135 @@ def alone(folder: Path, seconds: float) -> Lock:
 
 
 def follow(
-    folder: Path, wanted: Sequence[Asked], orders: queue.Queue[Order], tell: Callable[[str], None]
+    folder: Path,
+    choices: Sequence[TrackerChoice],
+    orders: queue.Queue[Order],
+    tell: Callable[[str], None],
 ) -> bool:
-    """Until all is handed on after the order to finish, or its time is up; returns which.
+    """Feed trackers until the order to finish is carried out, or its time is up.
 
     Each tracker has a thread of its own: one that hangs keeps neither another nor the end waiting.
 
+    Args:
+        folder: The run folder.
+        choices: The trackers.
+        orders: Queue in which the order arrives.
+        tell: Called with each line for a person.
+
+    Returns:
+        Whether each tracker has all lines.
+
     Raises:
-        BatchwrightError: Another process does so, or its note is damaged.
+        BatchwrightError: Another process feeds the run's trackers, or ``trackers.json`` is damaged.
     """
-    with alone(folder, LOCK_SECONDS):
-        state, ending = State(folder), Ending()
-        feeders = [Feeder(Following(folder, one, state), ending, tell) for one in wanted]
-        for one in feeders:
-            one.start()
+    with lock_trackers(folder, LOCK_SECONDS):
+        state, ending = State(folder), RunEnding()
+        threads = [FeedThread(TrackerFeed(folder, each, state), ending, tell) for each in choices]
+        for thread in threads:
+            thread.start()
         order = orders.get()
-        ending.give(order)
-        for one in feeders:
-            one.join(max(0.0, ending.time + CLOSE_SECONDS - time.monotonic()))
-        return all(one.done for one in feeders)
+        ending.outcome, ending.time = order.outcome, time.monotonic() + order.seconds
+        ending.ordered.set()
+        for thread in threads:
+            thread.join(max(0.0, ending.time + CLOSE_SECONDS - time.monotonic()))
+        return all(thread.done for thread in threads)
 
 
-class Ending:
-    """How the run has ended, once it has.
+class RunEnding:
+    """The end of the run, which the threads share.
 
     Attributes:
-        outcome: As in `Order`.
-        time: Until when trackers are fed, on the monotonic clock.
+        ordered: Set once the order to finish has arrived.
+        outcome: Outcome of the run, as in `Order`.
+        time: Until when trackers are fed, by `time.monotonic`.
     """
 
     def __init__(self) -> None:
         self.outcome, self.time = "", float("inf")
-        self._given = threading.Event()
-
-    def give(self, order: Order) -> None:
-        """The run has ended."""
-        self.outcome, self.time = order.outcome, time.monotonic() + order.seconds
-        self._given.set()
-
-    def there(self, seconds: float = 0.0) -> bool:
-        """Whether it has; waits so long for it."""
-        return self._given.wait(seconds)
+        self.ordered = threading.Event()
 
 
-class Feeder(threading.Thread):
-    """Feeds one tracker until the run has ended and it has all, or its time is up.
+class FeedThread(threading.Thread):
+    """Feeds one tracker until the run has ended and the tracker has all lines, or its time is up.
 
     Attributes:
-        done: Whether it has all, and knows of the end.
+        done: Whether the tracker has all lines, and was closed.
     """
 
-    def __init__(self, one: Following, ending: Ending, tell: Callable[[str], None]) -> None:
-        super().__init__(name=one.word, daemon=True)
-        self._one, self._ending, self._tell = one, ending, tell
+    def __init__(self, feed: TrackerFeed, ending: RunEnding, tell: Callable[[str], None]) -> None:
+        super().__init__(name=feed.word, daemon=True)
+        self._feed, self._ending, self._tell = feed, ending, tell
         self._told, self.done = "", False
 
     def run(self) -> None:
-        """See the class."""
-        one, hurried, complete = self._one, False, False
+        """Feed the tracker, as the class says."""
+        feed, hurried, complete = self._feed, False, False
         while not complete and time.monotonic() < self._ending.time:
-            more = one.turn()
+            more = feed.turn()
             self._tell_news()
             if more:
                 continue
-            if not self._ending.there(0.0 if hurried else LOOK_SECONDS):
+            if not self._ending.ordered.wait(0.0 if hurried else LOOK_SECONDS):
                 continue
-            if not hurried:  # lines may have come since it looked
+            if not hurried:  # lines may have come since the last turn
                 hurried = True
-                one.hurry()
-            elif not (complete := not one.problem and not one.left):
+                feed.hurry()
+            elif not (complete := not feed.problem and not feed.left):
                 time.sleep(LOOK_SECONDS / 10)
-        one.close(self._ending.outcome)
+        feed.close(self._ending.outcome)
         self._tell_news()
-        self.done = complete and not one.problem
+        self.done = complete and not feed.problem
 
     def _tell_news(self) -> None:
-        problem = self._one.problem
+        problem = self._feed.problem
         if problem != self._told:
             self._told = problem
-            self._tell(f"{problem}; training goes on" if problem else f"{self._one.word} is fed")
+            self._tell(f"{problem}; training goes on" if problem else f"{self._feed.word} is fed")
 
 
 def send_to_trackers(folder: Path, words: Iterable[str], outcome: str) -> dict[str, int]:
-    """Hand trackers what they do not have of a run, in this process.
+    """Feed trackers with the lines of a run that they do not have, in this process.
 
     Args:
         folder: The run folder.
-        words: Each ``NAME`` or ``NAME:PLACE``.
-        outcome: How the run ended; empty: nobody knows, or it goes on.
+        words: The trackers, each ``NAME`` or ``NAME:PLACE``.
+        outcome: How the run ended; empty: not known, or it goes on.
 
     Returns:
-        By tracker, how many lines it has.
+        By tracker, the number of lines that it has.
 
     Raises:
-        BatchwrightError: What is wrong, in one line.
+        BatchwrightError: The folder holds no run, a tracker cannot be used, or fails.
     """
     if not (folder / METRICS).exists():
         raise FileError(f"{folder} holds no run that has begun: name a run folder")
-    wanted = asked(words)
-    with alone(folder, 0.0), redirect_stdout(sys.stderr):  # trackers print what they like
+    choices = chosen_trackers(words)
+    with lock_trackers(folder, 0.0), redirect_stdout(sys.stderr):  # trackers print what they like
         state = State(folder)
-        all_of_them = [Following(folder, each, state) for each in wanted]
-        for one in all_of_them:
-            while one.turn():
+        feeds = [TrackerFeed(folder, choice, state) for choice in choices]
+        for feed in feeds:
+            while feed.turn():
                 pass
-            if not one.problem:
-                one.close(outcome)
-        if problems := [one.problem for one in all_of_them if one.problem]:
+            if not feed.problem:
+                feed.close(outcome)
+        if problems := [feed.problem for feed in feeds if feed.problem]:
             raise BatchwrightError("; ".join(problems))
-        return {one.word: state.lines.get(one.word, 0) for one in wanted}
+        return {feed.word: state.lines.get(feed.word, 0) for feed in feeds}
 
 
 def _main() -> None:
-    with suppress(OSError):
-        os.nice(NICENESS)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # trackers print what they like; a person is told our lines
+    os.dup2(2, 1)  # trackers print what they like; only our lines are for a person
 
     def tell(text: str) -> None:
         with suppress(OSError, ValueError):  # nobody reads it any more
             out.write(text + "\n")
             out.flush()
 
-    orders: queue.Queue[Order] = queue.Queue()
-    threading.Thread(target=listen, args=(orders, sys.stdin.buffer), daemon=True).start()
+    orders = start_listening()
     done = False
     try:
-        done = follow(Path(sys.argv[1]), asked(sys.argv[2:]), orders, tell)
+        done = follow(Path(sys.argv[1]), chosen_trackers(sys.argv[2:]), orders, tell)
     except BatchwrightError as error:
         tell(one_line(error))
     os._exit(0 if done else 1)  # a thread still reads standard input

@@ -9,7 +9,7 @@ from math import isfinite
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from batchwright.client.trackers.following import Tracked
+from batchwright.client.trackers.following import TrackedRun
 
 EXPERIMENT, TAG = "batchwright", "batchwright.run"
 _MAX_METRICS = 1000  # of a request
@@ -17,7 +17,7 @@ _STATES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class _MLflow:
-    def __init__(self, client: MlflowClient, run: Tracked) -> None:
+    def __init__(self, client: MlflowClient, run: TrackedRun) -> None:
         self._client, self._waiting = client, list[Metric]()
         found = client.get_experiment_by_name(EXPERIMENT)
         experiment = client.create_experiment(EXPERIMENT) if found is None else found.experiment_id
@@ -28,12 +28,12 @@ class _MLflow:
         else:
             tags = {TAG: run.id}
             self._run = client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
-        if not others or not others[0].data.params:  # an attempt may have ended in between
+        if not others or not others[0].data.params:  # an earlier process may have ended in between
             params = [Param(name, str(value)) for name, value in run.facts.items()]
             client.log_batch(self._run, params=params)
-        # A process that was killed may have handed on more than its note says.
+        # A process that was killed may have logged more than trackers.json says.
         metrics = others[0].data.metrics if others else ()
-        self._had = {
+        self._newest = {  # by metric, the highest step with a value
             name: max(one.step for one in client.get_metric_history(self._run, name))
             for name in metrics
         }
@@ -43,7 +43,7 @@ class _MLflow:
         self._waiting += [
             Metric(name, value, now, step)
             for name, value in values.items()
-            if isfinite(value) and self._had.get(name, -1) < step
+            if isfinite(value) and self._newest.get(name, -1) < step
         ]
 
     def flush(self) -> None:
@@ -57,6 +57,6 @@ class _MLflow:
             self._client.set_terminated(self._run, _STATES[outcome])
 
 
-def open_tracker(place: str, run: Tracked) -> _MLflow:
-    """The run at a tracking address; without one at MLflow's own."""
+def open_tracker(place: str, run: TrackedRun) -> _MLflow:
+    """The run at a tracking address; an empty one means MLflow's default."""
     return _MLflow(MlflowClient(tracking_uri=place or None), run)

@@ -12,7 +12,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from batchwright.client.trackers.following import Tracked
+from batchwright.client.trackers.following import TrackedRun
 from batchwright.client.trackers.points import PREDICTED
 
 _DT_STRING = 7
@@ -20,7 +20,7 @@ _OWNER = "run.id"
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, run: Tracked) -> None:
+    def __init__(self, folder: Path, run: TrackedRun) -> None:
         self._folder, self._after = folder, run.after
         self._measured = self._writer(folder)
         self._predicted: EventFileWriter | None = None
@@ -35,19 +35,22 @@ class _TensorBoard:
 
     def _writer(self, folder: Path) -> EventFileWriter:
         writer = EventFileWriter(str(folder))
-        # What an attempt wrote that was killed, or met a full disk, before its note is left out.
+        # TensorBoard leaves out steps from here on that an earlier process wrote: one that was
+        # killed, or ran out of disk, before it wrote trackers.json.
         begin = SessionLog(status=SessionLog.START)
         writer.add_event(Event(wall_time=time.time(), step=self._after + 1, session_log=begin))
         return writer
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Predictions under the name of what they are beside, so that one chart shows both."""
+        """Log values; predictions under the name of the measured value, in a run of their own, so
+        that one chart shows both.
+        """
         measured = {name: value for name, value in values.items() if name not in PREDICTED}
-        beside = {PREDICTED[name]: values[name] for name in values if name in PREDICTED}
+        predicted = {PREDICTED[name]: values[name] for name in values if name in PREDICTED}
         self._add(self._measured, step, measured)
-        if beside:
+        if predicted:
             self._predicted = self._predicted or self._writer(self._folder / "predicted")
-            self._add(self._predicted, step, beside)
+            self._add(self._predicted, step, predicted)
 
     def _add(self, writer: EventFileWriter, step: int, values: Mapping[str, float]) -> None:
         some = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
@@ -65,8 +68,10 @@ class _TensorBoard:
             self._predicted.close()
 
 
-def open_tracker(place: str, run: Tracked) -> _TensorBoard:
-    """Event files in a folder of this run, which is another one where something else has that."""
+def open_tracker(place: str, run: TrackedRun) -> _TensorBoard:
+    """Event files in a folder of this run; with a part of the run's identifier behind its name
+    where another run, or anything else, has that folder.
+    """
     folder = Path(place) / run.name if place else run.folder / "tensorboard"
     if folder.exists() and any(folder.iterdir()):
         owner = folder / _OWNER

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 import wandb
 
-from batchwright.client.trackers.following import Tracked
+from batchwright.client.trackers.following import TrackedRun
 
 _EXIT_CODES = {"finished": 0, "failed": 1}
-_KILLED = 255  # as their own hook says of Ctrl-C
+_KILLED = 255  # as wandb's own hook reports Ctrl-C
 
 
 class _WandB:
     lasts_after = 30.0
-    """Their own process writes and sends some seconds later, and ends with this one."""
+    """Seconds: wandb's own process writes and sends values later, and ends with this one."""
 
-    def __init__(self, project: str, run: Tracked) -> None:
+    def __init__(self, project: str, run: TrackedRun) -> None:
         self._last = run.after
         self._run = wandb.init(
             project=project,
@@ -29,17 +29,17 @@ class _WandB:
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """A late accuracy comes with the newest step: theirs never go back."""
+        """Log values; a late accuracy gets the newest step, as wandb's steps never go back."""
         self._last = max(self._last, step)
         self._run.log(dict(values), step=self._last)
 
     def flush(self) -> None:
-        """Nothing of theirs does it; see `lasts_after`."""
+        """Do nothing: wandb cannot flush; see `lasts_after`."""
 
     def close(self, outcome: str) -> None:
         self._run.finish(exit_code=_EXIT_CODES.get(outcome, _KILLED))
 
 
-def open_tracker(place: str, run: Tracked) -> _WandB:
+def open_tracker(place: str, run: TrackedRun) -> _WandB:
     """The run in a project."""
     return _WandB(place or "batchwright", run)

@@ -1,4 +1,4 @@
-"""What trackers show of a run: numbers by name at a step, and what is known before it begins."""
+"""The points that trackers show of a run: values by name at a step."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from batchwright.records.lines.flat_lines import flat_values
 from batchwright.records.lines.run_lines import EpochLine, EvaluationLine, RunLine, StepLine
 
 PREDICTED = {"plan/predicted_epoch_s": "time/epoch_s", "plan/predicted_top1": "val/top1"}
-"""Names of predictions, and of what they are beside."""
+"""Names of predictions, each with the name of the measured value."""
 
-_PLACES = {"step", "steps", "epochs"}  # a point has its own
+_PLACES = {"step", "steps", "epochs"}  # `Point.step` says that
 
 
 class Point(NamedTuple):
-    """Numbers at a place of the training."""
+    """Values at a step of the training."""
 
-    step: int  # updates since it began
+    step: int  # updates since training began
     values: dict[str, float]  # by flat name
 
 
 class Points:
-    """The points of a run's lines, which are handed in in order.
+    """The points of a run's lines, which are passed in order.
 
-    A killed run writes some of its steps again once it is resumed; a name that has a value at a
-    step, or at a later one, gets no other there. Rounds with a parameter server have no place among
-    the steps of others: of such runs the epochs are shown.
+    A killed run writes some of its steps again once it is resumed: a name gets one value at each
+    step, and none before a step that has one. Rounds with a parameter server are not steps; of such
+    runs the epochs are shown.
 
     Attributes:
         last: The highest step so far; -1 before the first.
@@ -34,10 +34,10 @@ class Points:
     def __init__(self) -> None:
         self.last = -1
         self._begins = {0: 0}  # by epoch, the steps before it
-        self._had: dict[str, int] = {}
+        self._newest: dict[str, int] = {}  # by name, the highest step with a value
 
     def of(self, line: RunLine | None) -> Point | None:
-        """The point of a line; ``None`` if it has none, or nothing new."""
+        """The point of a line; ``None`` if the line has no values, or no new ones."""
         if not isinstance(line, StepLine | EpochLine | EvaluationLine):
             return None
         step = self._step(line)
@@ -46,11 +46,11 @@ class Points:
             for name, value in flat_values(line).items()
             if isinstance(value, int | float)
             and name not in _PLACES
-            and self._had.get(name, -1) < step
+            and self._newest.get(name, -1) < step
         }
         if not values:
             return None
-        self._had |= dict.fromkeys(values, step)
+        self._newest |= dict.fromkeys(values, step)
         self.last = max(self.last, step)
         return Point(step, values)
 
@@ -67,5 +67,5 @@ class Points:
         return begin + (line.step if isinstance(line, StepLine) else steps)
 
     def _begin(self, epoch: int) -> int:
-        """Steps before an epoch; of one that no line led to, those before the last known one."""
+        """Steps before an epoch; before an unknown one as many as before the last known one."""
         return self._begins.get(epoch, max(self._begins.values()))

@@ -1,7 +1,7 @@
-"""What another launcher says to the processes that it starts: torchrun, mpirun, srun, Ray.
+"""Environment variables of other launchers: torchrun, mpirun, srun, Ray.
 
-Each has variables of its own for the same few numbers. Whoever takes part in a group calls `adopt`,
-after which they stand under the names that torchrun gives them, for everything else.
+Each launcher has its own variables for the same few numbers. A process that takes part in a group
+calls `adopt`, which sets torchrun's variables, the only ones that all other code reads.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ os.register_at_fork(after_in_child=_name_process)
 
 @dataclass(frozen=True)
 class Started:
-    """This process among those that were started with it.
+    """This process's place in the group that a launcher has started.
 
     Attributes:
-        by: Who started them, in words.
         rank: This process, from 0.
-        size: How many there are.
+        size: Number of processes.
         local_rank: This process among those of its host.
-        local_size: How many its host has.
-        address: Host at which they meet.
-        port: Of that host.
-        launch: Names the launch, the same after each of its restarts; empty: see `launch_name`.
-        how: What to change for another number of processes.
-        cores: That it has to itself; 0: the launcher does not say.
+        local_size: Number of processes of its host.
+        address: Host at which the processes meet.
+        port: Port of that host.
+        by: The launcher, in words; filled in by `found`, like ``how``.
+        launch: Name of the launch, kept over its restarts; empty: see `launch_name`.
+        how: Option to change for another number of processes.
+        cores: Cores of this process; 0: the launcher does not say.
     """
 
-    by: str
     rank: int
     size: int
     local_rank: int
     local_size: int
     address: str
     port: int
-    launch: str
-    how: str
+    by: str = ""
+    launch: str = ""
+    how: str = ""
     cores: int = 0
 
     def __str__(self) -> str:
@@ -73,16 +73,16 @@ class Started:
 
 @dataclass(frozen=True)
 class Environment:
-    """A launcher, by the variables that it sets.
+    """A launcher, recognized by the variables that it sets.
 
     Attributes:
         name: One word.
-        by: In words.
+        by: Name in words.
         needs: Variables that all of its processes have.
-        read: What they say of this process.
-        how: What to change for another number of processes.
-        agent: Variable that shows that the launcher is there. One process by itself is a group
-            then, which may have others later; empty: it never is.
+        read: Reads this process's place from the variables.
+        how: Option to change for another number of processes.
+        agent: Variable that shows that the launcher is there. A single process then is a group,
+            which others may join later; empty: a single process is no group.
     """
 
     name: str
@@ -96,31 +96,30 @@ class Environment:
 def found(variables: Mapping[str, str] | None = None) -> Started | None:
     """The group that another launcher has started this process in; ``None``: there is none.
 
-    Processes that Batchwright has started belong to no other launcher, and one process that srun or
-    mpirun has started by itself has its host to itself. Where torchrun's variables tell of a single
-    process and its agent's is not there, they may be left over: then several of another launcher
-    count.
+    Processes that Batchwright has started belong to no other launcher, and a single process of srun
+    or mpirun has its host to itself. If torchrun's variables are of a single process and its
+    agent's is not set, they may be left over: then several processes of another launcher count.
 
     Raises:
         BatchwrightError: A variable is no number, or they contradict each other.
     """
-    said = os.environ if variables is None else variables
-    if any(one in said for one in (PARENT_PID, VERB_PARENT, LAUNCH)):
+    env = os.environ if variables is None else variables
+    if any(one in env for one in (PARENT_PID, VERB_PARENT, LAUNCH)):
         return None
     alone: Started | None = None
     for environment in ENVIRONMENTS.values():
-        if not all(one in said for one in environment.needs):
+        if not all(one in env for one in environment.needs):
             continue
-        started = replace(environment.read(said), by=environment.by, how=environment.how)
+        started = replace(environment.read(env), by=environment.by, how=environment.how)
         _check(started)
-        if started.size > 1 or environment.agent in said:
+        if started.size > 1 or environment.agent in env:
             return started
         alone = alone or (started if environment.agent else None)
     return alone
 
 
 def adopt(started: Started) -> None:
-    """Set the variables that torchrun would set, for this process and those that it starts."""
+    """Set torchrun's variables, for this process and those that it starts."""
     global _adopted
     _adopted = started
     os.environ.update(
@@ -131,31 +130,31 @@ def adopt(started: Started) -> None:
         MASTER_ADDR=started.address,
         MASTER_PORT=str(started.port),
     )
-    if started.cores:  # those that it sees may be these, and not to be divided once more
+    if started.cores:  # the cores that it sees may be these already, not to be divided again
         os.environ.setdefault("OMP_NUM_THREADS", str(started.cores))
-    # What cannot be reached is said in a line of our own.
+    # Hosts that cannot be reached are reported in a line of our own.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def by_itself(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a process that is none of the group's, though one of these starts it."""
+    """Variables without the group's, for a process outside the group."""
     group = {*_TORCHRUNS, "LOCAL_WORLD_SIZE"}
     return {name: value for name, value in variables.items() if name not in group}
 
 
 def joined() -> Started | None:
-    """This process in the group that carries out a command together; ``None``: there is none."""
+    """This process's place in the group that runs a command together; ``None``: there is none."""
     return _joined
 
 
 def join(started: Started | None) -> None:
-    """From now on carry out commands in this group; ``None``: in none."""
+    """Run commands in this group from now on; ``None``: in none."""
     global _joined
     _joined = started
 
 
 def launch_name() -> str:
-    """Names what started this process, the same after each of its restarts; empty: unknown.
+    """Name of the launch of this process, kept over its restarts; empty: unknown.
 
     torchrun gives each worker a file below a folder that each agent makes for itself:
     ``.../RUN_RANDOM/attempt_N/LOCAL_RANK/error.json``.
@@ -172,10 +171,10 @@ def launch_name() -> str:
 
 
 def process_name() -> str:
-    """Names this very process; a fork of it has another name.
+    """Name of this very process; a fork of it has another name.
 
-    Tasks of srun are started again only where the whole job is: what else the same step starts is
-    another command, and all of them have one name.
+    Tasks of srun are started again only with the whole job: whatever else the same step starts is
+    another command, so all of its tasks have one name.
     """
     if _adopted is not None and _adopted.launch:
         return f"{_adopted.launch}#{os.environ.get('SLURM_RESTART_COUNT', '0')}"
@@ -184,12 +183,12 @@ def process_name() -> str:
 
 @dataclass(frozen=True)
 class Opened:
-    """Who has opened a run folder.
+    """The launches and processes that have opened a run folder.
 
     Attributes:
-        launches: Their names.
-        processes: Those of the last start of each.
-        asked: What they were asked to do there; empty: a loop of somebody's own has not said it.
+        launches: Names of the launches.
+        processes: Names of the processes of the last start of each.
+        asked: The command that they were to carry out there; empty: a user's own loop has none.
     """
 
     launches: frozenset[str]
@@ -197,12 +196,12 @@ class Opened:
     asked: str = ""
 
     def by_an_earlier_start(self, launches: Iterable[str], processes: Iterable[str]) -> bool:
-        """Whether one of these launches has, by other processes than these."""
+        """Whether one of these launches has opened it, by other processes than these."""
         return bool(self.launches & set(launches)) and not self.processes & set(processes)
 
 
 def read_opened(folder: Path) -> Opened:
-    """What is noted in a run folder; nothing where it cannot be read."""
+    """Read the note in a run folder; empty where it cannot be read."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         noted = json.loads((folder / LAUNCH_FILE).read_text("utf-8"))
         asked = str(noted.get("asked", ""))
@@ -213,13 +212,13 @@ def read_opened(folder: Path) -> Opened:
 def note_opened(
     folder: Path, launches: Iterable[str], processes: Iterable[str], asked: str | None = None
 ) -> None:
-    """Note in a run folder, which is made, who opens it; whoever writes there says if it cannot.
+    """Make a run folder and note who opens it; an error shows in later writes to the folder.
 
     Args:
         folder: The run folder.
-        launches: As `Opened` has them, like the rest.
-        processes: Of this start.
-        asked: What they were asked to do; ``None``: as noted before.
+        launches: Names of the launches.
+        processes: Names of the processes of this start.
+        asked: The command that they are to carry out; ``None``: as noted before.
     """
     if asked is None:
         asked = read_opened(folder).asked
@@ -234,48 +233,42 @@ def note_opened(
 # ---------------------------------------------------------------------------------- each launcher
 
 
-def _torchrun(said: Mapping[str, str]) -> Started:
+def _torchrun(env: Mapping[str, str]) -> Started:
     return Started(
-        by="",
-        rank=_number(said, "RANK"),
-        size=_number(said, "WORLD_SIZE"),
-        local_rank=_number(said, "LOCAL_RANK"),
-        local_size=_number(said, "LOCAL_WORLD_SIZE", "WORLD_SIZE"),
-        address=said["MASTER_ADDR"],
-        port=_number(said, "MASTER_PORT"),
-        launch="",  # what its agent's files are called, if there is one
-        how="",
+        rank=_number(env, "RANK"),
+        size=_number(env, "WORLD_SIZE"),
+        local_rank=_number(env, "LOCAL_RANK"),
+        local_size=_number(env, "LOCAL_WORLD_SIZE", "WORLD_SIZE"),
+        address=env["MASTER_ADDR"],
+        port=_number(env, "MASTER_PORT"),
     )
 
 
-def _open_mpi(said: Mapping[str, str]) -> Started:
-    # It starts nothing again, and not every version names the job: another launch may look alike.
-    job = said.get("OMPI_MCA_ess_base_jobid") or said.get("PMIX_NAMESPACE", "0")
-    here = _number(said, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    size = _number(said, "OMPI_COMM_WORLD_SIZE")
-    address = said.get("MASTER_ADDR", "")
+def _open_mpi(env: Mapping[str, str]) -> Started:
+    # It restarts nothing, and not every version names the job: another launch may look alike.
+    job = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE", "0")
+    here = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    size = _number(env, "OMPI_COMM_WORLD_SIZE")
+    address = env.get("MASTER_ADDR", "")
     if not address and here != size:
         raise BatchwrightError(
             "mpirun started processes on several hosts and does not tell the first one's address: "
             "name it, with mpirun -x MASTER_ADDR=HOST"
         )
     return Started(
-        by="",
-        rank=_number(said, "OMPI_COMM_WORLD_RANK"),
+        rank=_number(env, "OMPI_COMM_WORLD_RANK"),
         size=size,
-        local_rank=_number(said, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_rank=_number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size=here,
         address=address or _LOCAL_NAME,
-        port=_port(said, job),
-        launch="",
-        how="",
+        port=_port(env, job),
     )
 
 
-def _slurm(said: Mapping[str, str]) -> Started:
-    job, step = said["SLURM_JOB_ID"], said.get("SLURM_STEP_ID", "0")
-    nodes = said.get("SLURM_STEP_NODELIST") or said.get("SLURM_JOB_NODELIST", "")
-    tasks = said.get("SLURM_STEP_TASKS_PER_NODE") or said.get("SLURM_TASKS_PER_NODE", "")
+def _slurm(env: Mapping[str, str]) -> Started:
+    job, step = env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "0")
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
+    tasks = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "")
     # Tasks host by host: "2(x3),1" is 2, 2, 2, 1.
     counts: list[int] = []
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
@@ -283,35 +276,33 @@ def _slurm(said: Mapping[str, str]) -> Started:
     # The first host of a list such as "gpu[03-05,9],login1".
     first = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
     host = "".join(part or "" for part in first.groups()) if first else _LOCAL_NAME
-    node, size = _number(said, "SLURM_NODEID", default=0), _number(said, "SLURM_STEP_NUM_TASKS")
+    node, size = _number(env, "SLURM_NODEID", default=0), _number(env, "SLURM_STEP_NUM_TASKS")
     return Started(
-        by="",
-        rank=_number(said, "SLURM_PROCID"),
+        rank=_number(env, "SLURM_PROCID"),
         size=size,
-        local_rank=_number(said, "SLURM_LOCALID"),
+        local_rank=_number(env, "SLURM_LOCALID"),
         local_size=counts[node] if node < len(counts) else size,
-        address=said.get("MASTER_ADDR") or host,
-        port=_port(said, job, step),
+        address=env.get("MASTER_ADDR") or host,
+        port=_port(env, job, step),
         launch=f"slurm:{job}.{step}",
-        how="",
-        cores=_number(said, "SLURM_CPUS_PER_TASK", default=0),
+        cores=_number(env, "SLURM_CPUS_PER_TASK", default=0),
     )
 
 
-def _port(said: Mapping[str, str], job: str, step: str = "0") -> int:
-    """The port that was said, else one that depends on the job and on its step."""
-    if "MASTER_PORT" in said:
-        return _number(said, "MASTER_PORT")
+def _port(env: Mapping[str, str], job: str, step: str = "0") -> int:
+    """The given port, else one that depends on the job and its step."""
+    if "MASTER_PORT" in env:
+        return _number(env, "MASTER_PORT")
     number, nth = (int(re.sub(r"\D", "", text) or 0) for text in (job, step))
     return _FIRST_PORT + (_APART * number + nth) % _PORTS
 
 
-def _number(said: Mapping[str, str], *names: str, default: int | None = None) -> int:
+def _number(env: Mapping[str, str], *names: str, default: int | None = None) -> int:
     for name in names:
-        if name in said:
-            if not (said[name].isascii() and said[name].isdigit()):
-                raise BatchwrightError(f"{name}={said[name]}: a whole number is expected")
-            return int(said[name])
+        if name in env:
+            if not (env[name].isascii() and env[name].isdigit()):
+                raise BatchwrightError(f"{name}={env[name]}: a whole number is expected")
+            return int(env[name])
     if default is None:
         raise BatchwrightError(f"{names[0]} is not set, which the launcher of this process sets")
     return default

@@ -1,7 +1,7 @@
-"""The processes that another launcher started: the first leads a command, the others help it.
+"""The processes that another launcher started: worker 0 runs a command, the others help it.
 
     worker 0: runs the command --order--> the others: carry it out, and wait for the next
-              <--answer, or what failed--
+              <--answer, or error--
 
 All of it goes through the store at which they meet, since waiting for an order may take as long as
 worker 0 needs for its own work, and an exchange would give up. Gradients go another way (`group`).
@@ -53,14 +53,14 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Member:
-    """What the others are told of a process."""
+    """A process, as all others know it."""
 
     rank: int
     host: str
     versions: Mapping[str, str]  # by package
-    words: str  # what it was started to do
-    launch: str  # names the launch; empty where that is unknown
-    process: str  # names this very process
+    words: str  # the command that it was started with
+    launch: str  # name of the launch; empty if unknown
+    process: str  # name of this very process
     presence: Presence
 
     def __str__(self) -> str:
@@ -70,12 +70,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the command of worker 0 has ended.
+    """The end of worker 0's command.
 
     Attributes:
         code: Its exit code.
-        message: Its error; empty if all went well.
-        result: What came of it, as text.
+        message: Its error; empty if there was none.
+        result: Its result, as text.
     """
 
     code: int
@@ -84,22 +84,22 @@ class Ended:
 
 
 class Gathering:
-    """All processes of one start; a context manager that leaves it.
+    """The processes of one start; a context manager that leaves them.
 
     Args:
-        started: This process, whose variables were adopted.
-        versions: Of the packages that all must have alike.
-        words: What this process was started to do, the same for all.
+        started: This process's place, whose variables were adopted.
+        versions: Versions of the packages that all must have alike.
+        words: The command that this process was started with, the same for all.
 
     Attributes:
-        current: The one that this process belongs to, if any.
-        started: This process.
-        members: All of them, in rank order.
-        noted: Stop signals that came to this process, for `stops`.
+        current: The gathering of this process, if any.
+        started: This process's place.
+        members: All processes, in rank order.
+        noted: Stop signals that came to this process, for `stops` to pass on.
 
     Raises:
-        BatchwrightError: Some did not come in time, or worker 0 cannot be reached.
-        PlanError: Versions or words differ.
+        BatchwrightError: Some processes did not come in time, or worker 0 cannot be reached.
+        PlanError: Versions or commands differ.
     """
 
     current: ClassVar[Gathering | None] = None
@@ -109,8 +109,8 @@ class Gathering:
         self.noted: Sequence[int] = ()
         self._orders = 0
         self._stops: list[int] = []
-        self._heard = math.inf  # when the first stop was heard of
-        self._quiet = -math.inf  # until when none has come to this very process
+        self._heard = math.inf  # time of the first stop signal of any process
+        self._quiet = -math.inf  # time until which none has come to this very process
         self._may_ask = started.size > 1
         seconds = _meeting_seconds()
         own = Member(
@@ -147,9 +147,9 @@ class Gathering:
         return len({one.host for one in self.members})
 
     def stops(self) -> Sequence[int]:
-        """Stop signals, two at most, that came here or to another that tells its own by this.
+        """Stop signals, two at most, that came to this process or to another that calls this.
 
-        Whoever got one tells all, and worker 0, once it has heard of one, that it ends its command.
+        A process that got one tells all; worker 0 then tells them that it ends its command.
         A launcher may signal all: what comes here shortly after another's is the same one. When
         it came is known only by the look before, and some seconds may be between two looks.
         """
@@ -179,26 +179,26 @@ class Gathering:
     # ------------------------------------------------------------------------------ worker 0's part
 
     def order(self, do: str, **what: Any) -> int:
-        """Tell all others to do something, by a word and plain values; returns its number."""
+        """Send all others an order, a word and plain values; returns its number."""
         self._orders += 1
         if self.started.size > 1:
             self._tell(f"order/{self._orders}", json.dumps({"do": do, **what}))
         return self._orders
 
     def ask(self, do: str, **what: Any) -> list[Any]:
-        """Tell all others, and wait for what they answer, in rank order.
+        """Send all others an order, and wait for their answers, in rank order.
 
         Raises:
             LostWorkerError: One is gone or silent.
-            BatchwrightError: One could not do it.
+            BatchwrightError: One could not carry it out.
         """
         return self.answers(self.order(do, **what))
 
     def answers(self, number: int, patience: float = math.inf) -> list[Any]:
-        """Wait for what the others answer to an order, in rank order; raises as `ask` does.
+        """Wait for the others' answers to an order, in rank order; raises as `ask` does.
 
         Args:
-            number: The order's.
+            number: Number of the order.
             patience: Seconds after a stop signal to any until `Interrupted` is raised.
         """
         keys = [f"answer/{number}/{rank}" for rank in self._others]
@@ -206,20 +206,20 @@ class Gathering:
         return [json.loads(self._hear(key)) for key in keys]
 
     def end(self, how: Ended) -> None:
-        """Tell all others that the command has ended, and wait until they know."""
+        """Tell all others that the command has ended, and wait until they have read it."""
         if self.started.size == 1:
             return
-        with suppress(LostWorkerError):  # of a store that went with its host
+        with suppress(LostWorkerError):  # the store may be gone with its host
             self.order("end", **asdict(how))
             self._let_all("left")
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Turn an exchange that broke into what another worker says was wrong there.
+        """Replace the error of a broken exchange by the error that another worker reports.
 
         Raises:
-            BatchwrightError: That.
-            LostWorkerError: Nobody has said anything.
+            BatchwrightError: The other worker's error.
+            LostWorkerError: No worker has reported any.
         """
         try:
             yield
@@ -228,7 +228,7 @@ class Gathering:
             while self._roll_call is not None and time.monotonic() < limit:
                 silent = self._roll_call.all_ended()
                 self._raise_failed(secondary=False)
-                if silent or self._has("failed"):  # they only say the same of others
+                if silent or self._has("failed"):  # they only report the loss of others
                     break
                 time.sleep(_POLL_SECONDS)
             raise
@@ -239,16 +239,16 @@ class Gathering:
         """Carry out orders until worker 0 has ended its command.
 
         Args:
-            work: Takes an order, and returns an answer of plain values. What it raises is told to
-                worker 0, which has a while to end its command by a stop signal that came here.
+            work: f(order) -> answer of plain values. An error that it raises is reported to worker
+                0, which then has some seconds to end its command.
 
         Raises:
             LostWorkerError: Worker 0 is gone or silent.
-            BatchwrightError: What went wrong here, where worker 0 did not hear of it.
+            BatchwrightError: The error of ``work``, if worker 0 did not hear of it.
         """
         while True:
             self._orders += 1
-            if self.noted:  # the next order may be there already, and many more to come
+            if self.noted:  # the next order may be there already, and many more may follow
                 self.stops()
             try:
                 self._wait([f"order/{self._orders}"], _STOP_SECONDS)
@@ -269,17 +269,17 @@ class Gathering:
             self._tell(f"answer/{self._orders}/{self.started.rank}", json.dumps(answer))
 
     def _fail(self, error: Exception) -> Ended | None:
-        """Tell worker 0 what went wrong here; returns how it has then ended, if that is heard."""
+        """Report an error to worker 0; returns the end of its command, if it tells."""
         failed = {
             "message": one_line(error),
             "code": error.exit_code if isinstance(error, BatchwrightError) else 1,
             "secondary": isinstance(error, LostWorkerError),
         }
         limit = time.monotonic() + _LAST_SECONDS
-        with suppress(LostWorkerError):  # of the store
+        with suppress(LostWorkerError):  # the store may be gone
             self._tell(f"failed/{self.started.rank}", json.dumps(failed))
             self._tell("failed", "")
-            if self._roll_call is not None:  # or others wait for this one until their time is up
+            if self._roll_call is not None:  # else others would wait for this one until a timeout
                 with self._explaining_silence():
                     self._roll_call.say_failed()
             while time.monotonic() < limit:
@@ -292,29 +292,29 @@ class Gathering:
         return None
 
     def _take_leave(self, order: Mapping[str, Any]) -> Ended:
-        with suppress(LostWorkerError):  # worker 0 waits for it only so long
+        with suppress(LostWorkerError):  # worker 0 may have stopped waiting for it
             self._tell(f"left/{self.started.rank}", "")
         return Ended(order["code"], order["message"], order["result"])
 
     # ------------------------------------------------------------------------------------- together
 
     def _hear_of_all(self, store: Store) -> None:
-        """All learn who the others are, or what keeps them from working together."""
+        """Exchange members between all processes; raise what keeps them from working together."""
         size = self.started.size
         if self.started.rank == 0:
-            told = [json.loads(self._hear(f"member/{rank}", rank)) for rank in range(size)]
-            members = [_member(one) for one in told]
-            self._tell("members", json.dumps([told, unlike(members), time.time()]))
-        told, problem, clock = json.loads(self._hear("members"))
-        self.members = tuple(_member(one) for one in told)
+            values = [json.loads(self._hear(f"member/{rank}", rank)) for rank in range(size)]
+            members = [_member(one) for one in values]
+            self._tell("members", json.dumps([values, unlike(members), time.time()]))
+        values, problem, clock = json.loads(self._hear("members"))
+        self.members = tuple(_member(one) for one in values)
         doubt = clock_words(self.members, self.started.rank, time.time() - clock)
         if doubt and not self.started.local_rank:  # once a host, which has one clock
             print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201 - for the person who waits
         if problem:
             if self.started.rank:
-                with suppress(LostWorkerError):  # worker 0 waits for it only so long
+                with suppress(LostWorkerError):  # worker 0 may have stopped waiting for it
                     self._tell(f"heard/{self.started.rank}", "")
-            else:  # which may hold the store, and would take it along
+            else:  # it may hold the store, which must last until the others have read
                 self._let_all("heard")
             raise PlanError(problem)
         self._roll_call = RollCall(
@@ -330,17 +330,17 @@ class Gathering:
         return range(1, self.started.size)
 
     def _let_all(self, word: str) -> None:
-        """Worker 0 waits until all others have left a word, for `_LAST_SECONDS` at most."""
+        """Let worker 0 wait for a word of all others, `_LAST_SECONDS` at most."""
         limit = time.monotonic() + _LAST_SECONDS
         left = [f"{word}/{rank}" for rank in self._others]
         while time.monotonic() < limit and (left := [key for key in left if not self._has(key)]):
             time.sleep(_POLL_SECONDS)
 
     def _wait(self, keys: Sequence[str], patience: float = math.inf) -> None:
-        """Until all these are there, while all that may set them live.
+        """Wait until all these keys are set, while the processes live that may set them.
 
-        A stop signal is waited out for so many seconds, by others than worker 0 for as long as that
-        has not said that it ends its command.
+        A stop signal raises `Interrupted` after ``patience`` seconds; on workers other than 0 only
+        if worker 0 has not said that it ends its command.
         """
         look, stop = time.monotonic() + BEAT_SECONDS, 0.0
         left = list(keys)
@@ -356,12 +356,12 @@ class Gathering:
                 look = time.monotonic() + BEAT_SECONDS
                 if self._roll_call is not None and self._roll_call.misses_one(failed=False):
                     if self.started.rank and self._has(left[0]):
-                        return  # worker 0 has said its last word, and is gone
+                        return  # worker 0 has set the key, and is gone
                     raise LostWorkerError(self._roll_call.loss())
             time.sleep(_POLL_SECONDS)
 
     def _raise_failed(self, *, secondary: bool) -> None:
-        """Raise what another has said was wrong there, its own errors first."""
+        """Raise an error that another worker has reported, workers' own errors first."""
         if self.started.size == 1 or not self._has("failed"):
             return
         found = [
@@ -372,8 +372,8 @@ class Gathering:
         for rank, failed in sorted(found, key=lambda one: one[1]["secondary"]):
             if failed["secondary"] and not secondary:
                 continue
-            said = f"{self.members[rank]}: {failed['message']}"
-            raise LostWorkerError(said) if failed["secondary"] else _error_of(failed["code"], said)
+            text = f"{self.members[rank]}: {failed['message']}"
+            raise LostWorkerError(text) if failed["secondary"] else _error_of(failed["code"], text)
 
     # ------------------------------------------------------------------------------------ the store
 
@@ -386,16 +386,16 @@ class Gathering:
             self._store.set(key, word)
 
     def _hear(self, key: str, rank: int = 0) -> bytes:
-        """A word that is there, or that worker ``rank`` says as soon as all have met."""
+        """Wait for a key's word, which is there or comes from worker ``rank``."""
         with self._explaining_silence(rank):
             return self._store.get(key)
 
     @contextmanager
     def _explaining_silence(self, rank: int = 0) -> Iterator[None]:
-        """Turn the store's own error into the name of who is gone: whose word it waited for.
+        """Replace the store's error by one that names the lost worker.
 
         Raises:
-            LostWorkerError: That.
+            LostWorkerError: The store, or worker ``rank``, does not answer.
         """
         try:
             yield
@@ -411,9 +411,9 @@ class Gathering:
 
 
 def stops_of_all(noted: Sequence[int]) -> Callable[[], Sequence[int]]:
-    """The stop signals that count: those noted here, and those that came to other processes.
+    """Function that returns the stop signals noted here and those of other processes.
 
-    Which of them a scheduler signals is its own affair; a command ends as a whole.
+    A scheduler may signal any process of a group; the command ends as a whole.
     """
     if Gathering.current is None:
         return lambda: noted
@@ -421,28 +421,28 @@ def stops_of_all(noted: Sequence[int]) -> Callable[[], Sequence[int]]:
     return Gathering.current.stops
 
 
-def _error_of(code: int, said: str) -> BatchwrightError:
-    if code > 128:  # it alone got a stop signal
-        return Interrupted(code - 128, said)
-    return (BatchwrightError if code == BatchwrightError.exit_code else LostWorkerError)(said)
+def _error_of(code: int, text: str) -> BatchwrightError:
+    if code > 128:  # that worker alone got a stop signal
+        return Interrupted(code - 128, text)
+    return (BatchwrightError if code == BatchwrightError.exit_code else LostWorkerError)(text)
 
 
 def _meeting_seconds() -> float:
-    said = os.environ.get(MEETING_SECONDS, "")
+    text = os.environ.get(MEETING_SECONDS, "")
     try:
-        seconds = float(said) if said else _MEETING_SECONDS
+        seconds = float(text) if text else _MEETING_SECONDS
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise BatchwrightError(
-            f"{MEETING_SECONDS}={said}: give a number of seconds, such as {_MEETING_SECONDS:g}, or "
+            f"{MEETING_SECONDS}={text}: give a number of seconds, such as {_MEETING_SECONDS:g}, or "
             "unset it"
         )
     return seconds
 
 
 def _met(started: Started, seconds: float) -> Store:
-    """The store of this start; whoever cannot reach it says so, and so does worker 0."""
+    """The store of this start; raises on each process that cannot reach it."""
     if started.rank:
         _reach(started, seconds)
     try:
@@ -463,7 +463,7 @@ def _met(started: Started, seconds: float) -> Store:
 
 @contextmanager
 def _telling_who_waits(started: Started, seconds: float) -> Iterator[None]:
-    """Inside, worker 0 soon says for what it waits: variables of a launch may be left over."""
+    """Inside, worker 0 prints after a while what it waits for: variables may be left over."""
 
     def tell() -> None:
         print(  # noqa: T201 - for the person who waits
@@ -483,7 +483,7 @@ def _telling_who_waits(started: Started, seconds: float) -> Iterator[None]:
 
 
 def _reach(started: Started, seconds: float) -> None:
-    """Wait until the port at which all meet can be reached from here."""
+    """Wait until this process can reach the port at which all meet."""
     limit, problem = time.monotonic() + seconds, ""
     while True:
         try:
@@ -501,14 +501,14 @@ def _reach(started: Started, seconds: float) -> None:
         time.sleep(10 * _POLL_SECONDS)
 
 
-def _member(told: Mapping[str, Any]) -> Member:
-    return Member(**{**told, "presence": Presence(**told["presence"])})
+def _member(values: Mapping[str, Any]) -> Member:
+    return Member(**{**values, "presence": Presence(**values["presence"])})
 
 
 def clock_words(members: Sequence[Member], rank: int, ahead: float) -> str:
-    """What a clock that is ``ahead`` of worker 0's by so many seconds spoils; empty: nothing.
+    """Warning about a clock that is ``ahead`` of worker 0's by so many seconds; empty: none.
 
-    Nothing waits by it: silence is told by what each host counts itself.
+    Waiting does not depend on it: silence is measured by each host's own clock.
     """
     if abs(ahead) <= _CLOCK_SECONDS:
         return ""
@@ -520,7 +520,7 @@ def clock_words(members: Sequence[Member], rank: int, ahead: float) -> str:
 
 
 def unlike(members: Sequence[Member]) -> str:
-    """What keeps processes from working together, in a line; empty: nothing."""
+    """Difference that keeps processes from working together, in a line; empty: none."""
     first = members[0]
     for other in members[1:]:
         for package, version in first.versions.items():

@@ -1,8 +1,8 @@
-"""What of a host's installation must be the same on all hosts, told so that a difference shows.
+"""Versions of the packages that must be the same on all hosts.
 
-Numbers of packages do not tell enough. That of a checkout changes with a release only, whatever is
-changed between two; and builds of one PyTorch for several CUDA versions, or a nightly one, may
-share a number, too.
+Version numbers are not enough. A checkout's changes with a release only, whatever is changed
+between two; and builds of one PyTorch for several CUDA versions, or nightly ones, may share a
+number too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 
 @cache
 def versions() -> dict[str, str]:
-    """By package, its version and what else tells its code apart from that of the same version."""
+    """Version by package, with whatever else distinguishes code of the same version."""
     gpus = {"CUDA": torch.version.cuda, "HIP": torch.version.hip}
     built_for = [f"{name} {number}" for name, number in gpus.items() if number]
     commit = (torch.version.git_version or "unknown")[:8]

@@ -1,4 +1,4 @@
-"""Which candidate to train with: limits first, then the objective."""
+"""Chooses the candidate to train with: limits first, then the objective."""
 
 from __future__ import annotations
 
@@ -33,46 +33,38 @@ from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Alternative, Goal, Job, Reason, Source
 from batchwright.records.text.formatting import counted, percent, significant
 
-_MIN_POINTS = 0.05  # hundredths of a share
-_MANY_TIMES = 3.0  # of something, from which on a ratio reads better than a share
-_MAX_SIZES = 8  # of a long list of clusters, those nearest to the chosen one
+_MIN_POINTS = 0.05  # percentage points of accuracy; a smaller difference is shown as none
+_MANY_TIMES = 3.0  # from this ratio on, "3 times" reads better than "200 % more"
+_MAX_SIZES = 8  # clusters shown beside the chosen one: those nearest in size
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is trained, and what else could have been.
+    """The chosen candidate, and what else could have been chosen."""
 
-    Attributes:
-        objective: By which it was taken.
-        row: The candidate.
-        free: What would be chosen if neither batch nor workers were asked for.
-        sizes: The best candidate of each cluster by the objective, small to large, at the chosen
-            resolution.
-        others: What the other objectives would choose, by name.
-        level: Candidates that measurements cannot tell from it, as far as they were free to choose.
-        accurate: The quickest of the most accurate, were batch and workers free and accuracy the
-            aim; `None` where nothing tells, or where the epochs are chosen to reach an accuracy.
-        passed: One with a smaller value that was passed over, since it is far from what was
-            measured, which does not tell the two apart; `None`: none was.
-        dearer: One that costs more and saves so little time that it was passed over; `None`: none.
-    """
-
-    objective: Objective
-    row: Row
-    free: Row
+    objective: Objective  # the objective by which it was chosen
+    row: Row  # the chosen candidate
+    free: Row  # what would be chosen if the job asked for neither batch nor workers
+    # The best candidate of each cluster by the objective, small to large, at the chosen resolution.
     sizes: tuple[Row, ...]
-    others: dict[str, Row]
+    others: dict[str, Row]  # what the other objectives would choose, by their names
+    # Candidates that measurements cannot tell from the chosen one, among those allowed.
     level: tuple[Row, ...]
+    # What `objective=auto` would choose if batch and workers were free; `None` where accuracy is
+    # not known, or where the epochs are chosen to reach a target.
     accurate: Row | None = None
+    # A candidate with a smaller value that was passed over because it is far from what was
+    # measured, and measurements do not tell the two apart; `None`: there is none.
     passed: Row | None = None
+    # A candidate that was passed over because it costs more and saves little time; `None`: there is
+    # none.
     dearer: Row | None = None
 
 
 def settled_goal(goal: Goal, progress: Progress) -> Goal:
-    """The goal with an objective that can be followed.
+    """The goal, with `target-accuracy` in place of `auto` if it has an accuracy to reach.
 
-    In place of `auto` with an accuracy to reach it is `target-accuracy`, as far as anything tells
-    how progress depends on the batch.
+    The goal is returned unchanged if it is not known how progress depends on the batch.
     """
     if goal.objective == "auto" and goal.accuracy is not None and progress.compares:
         return goal.model_copy(update={"objective": "target-accuracy"})
@@ -80,10 +72,16 @@ def settled_goal(goal: Goal, progress: Progress) -> Goal:
 
 
 def aimed(goal: Goal, row: Row, progress: Progress, trained: Trained) -> Row:
-    """A candidate with its accuracy, and its time to the target if that is the objective.
+    """A candidate with its accuracy, and with its time to the target if that is the objective.
 
-    Where the plan chooses the epochs they are those that the target takes or, if the limits allow
-    fewer, these.
+    Where the plan chooses the epochs, the candidate has as many as the target takes, or as the
+    limits allow if these are fewer.
+
+    Args:
+        goal: Limits and objective.
+        row: The candidate.
+        progress: What a batch means for progress.
+        trained: As `Table.trained`.
     """
     most = row.epochs
     if progress.chooses:
@@ -92,7 +90,8 @@ def aimed(goal: Goal, row: Row, progress: Progress, trained: Trained) -> Row:
         if (progress.least or 1) <= most < row.epochs:
             row = trained(row, most)
     reached, full = (progress.reached(row.batch, n) for n in (row.epochs, max(row.epochs, most)))
-    # A chance that rests on other tasks is no share of tries to divide the time by.
+    # Time over the chance of success is the mean time of several tries. That does not hold where
+    # the chance rests on other tasks: all tries are of the same task.
     to_target = goal.objective == "target-accuracy" and not progress.assumed
     return replace(
         row,
@@ -105,11 +104,11 @@ def aimed(goal: Goal, row: Row, progress: Progress, trained: Trained) -> Row:
 
 
 def _epochs_within(row: Row, trained: Trained) -> int:
-    """The most epochs, up to its own, in which a candidate keeps all limits."""
+    """Most epochs, up to the candidate's own, with which it keeps all limits; 0 without any."""
     over = {miss.limit for miss in row.misses}
     if not over:
         return row.epochs
-    # Time and cost go with the epochs, so fewer may keep them.
+    # Fewer epochs take less time and cost; they do not help with the other limits.
     if not over <= OF_LENGTH:
         return 0
     return bisect_left(range(1, row.epochs), True, key=lambda n: bool(trained(row, n).misses))
@@ -127,17 +126,17 @@ def choose(
     """The candidate to train with.
 
     Args:
-        job: Resolved; a global batch or number of workers it asks for is kept.
+        job: Resolved; a global batch or number of workers that it asks for is kept.
         rows: All candidates, from `aimed`.
         knees: The knee of each cluster and resolution.
         progress: What a batch means for progress.
-        error: Standard error of a candidate's time, as a share of it.
-        trained: What it would be with another number of epochs.
-        far_off: Whether a candidate is far from what was measured.
+        error: As `Table.error`.
+        trained: As `Table.trained`.
+        far_off: As `Table.far_off`.
 
     Raises:
-        PlanError: No candidate is within the limits, and the message names the nearest; or nothing
-            tells what the objective needs to know.
+        PlanError: No candidate is within the limits, and the message names the nearest; or the
+            objective needs a prediction that there is not.
     """
     side = max(row.resolution for row in rows)  # `plain` trains at the highest
     here = [row for row in rows if row.resolution == side]
@@ -163,7 +162,7 @@ def choose(
     objective = by[job.goal.objective]
 
     def taken(aim: Objective, rows: Sequence[Row]) -> tuple[Row, Row, Row]:
-        """The best, that near to what was measured, and that which costs less and is as good."""
+        """The best candidate, its replacement near measurements, and the cheaper one as good."""
         best = aim.best(rows)
         near = aim.known(best, rows, far_off, error)
         return best, near, aim.thrifty(near, rows, far_off, error)
@@ -171,7 +170,7 @@ def choose(
     least, near, row = taken(objective, allowed)
     if row.epochs != progress.trained(row.batch):  # the limits allow no more
         objective = replace(objective, progress=progress.within(row.epochs))
-    told = not progress.chooses and progress.tells_accuracy
+    accuracy_known = not progress.chooses and progress.tells_accuracy
     others = {name: taken(by[name], allowed)[-1] for name in _others(job.goal, allowed, progress)}
     return Choice(
         objective=objective,
@@ -180,15 +179,15 @@ def choose(
         sizes=tuple(objective.sizes(allowed)),
         others={name: other for name, other in others.items() if other is not row},
         level=objective.level(row, allowed, error),
-        accurate=by["auto"].best(free) if told else None,
+        accurate=by["auto"].best(free) if accuracy_known else None,
         passed=least if least is not near else None,
         dearer=near if near is not row else None,
     )
 
 
 def _others(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[str]:
-    """Other objectives that could be followed."""
-    if progress.chooses:  # each candidate has its own epochs, which mean nothing else
+    """Names of the other objectives that these candidates can be judged by."""
+    if progress.chooses:  # candidates have different epochs, which other objectives do not suit
         return []
     names = ["knee", "time"]
     if progress.tells_accuracy:
@@ -206,10 +205,14 @@ def _others(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[str]:
 def workers_reason(
     job: Job, choice: Choice, threads: int | None, *, named: bool, apart: bool
 ) -> Reason:
-    """How many workers, of which kinds.
+    """The reason for the number and kinds of workers.
 
-    ``threads``: of each, as measured, if that is known; ``named``: whether there are kinds to name;
-    ``apart``: whether there are several that cannot be mixed.
+    Args:
+        job: Resolved.
+        choice: The choice.
+        threads: Compute threads of each worker, as measured; `None`: not known.
+        named: Whether workers are of named kinds.
+        apart: Whether there are several kinds that cannot be mixed.
     """
     row = choice.row
     why, source = _why_workers(job, choice)
@@ -264,7 +267,7 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
 
 
 def _instead(choice: Choice) -> str:
-    """What the plan would have chosen, and how it compares."""
+    """What the plan itself would have chosen, and how it compares, in a sentence."""
     free, row = choice.free, choice.row
     if (free.cluster, free.batch) == (row.cluster, row.batch):
         return " The plan would choose the same."
@@ -275,7 +278,7 @@ def _instead(choice: Choice) -> str:
 
 
 def _exchange(cluster: ClusterOption) -> str:
-    """What exchanging gradients takes, in a sentence."""
+    """The time of exchanging gradients, in a sentence; empty where it was not measured."""
     kind, _ = cluster.members[0]
     count, profile = cluster.workers, kind.profile
     if count == 1:
@@ -292,7 +295,7 @@ def _exchange(cluster: ClusterOption) -> str:
 
 
 def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
-    """The global batch; ``knee`` is the knee of its cluster."""
+    """The reason for the global batch; ``knee`` is that of the chosen cluster."""
     row, goal = choice.row, job.goal
     source: Source = choice.objective.source
     why = choice.objective.why_batch(row, knee)
@@ -302,7 +305,7 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
             why += f", fewer than goal.least_steps={goal.least_steps}"
         why += f".{_instead(choice)}"
     passed = ""
-    if choice.passed is not None:  # a candidate is said to be better
+    if choice.passed is not None:
         passed = (
             f"Passed over: {choice.passed.batch} samples ({compared(choice.passed, row)}), a "
             "prediction far from what was measured, which does not tell the two apart."
@@ -310,7 +313,7 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
     others = [str(one.batch) for one in choice.level if one.cluster is row.cluster]
     texts = [why, passed, _less_accurate(goal, choice)]
     texts.append(choice.objective.level_words(others, batches=True))
-    rows = knee.rows if knee else ()  # those beyond a limit, too
+    rows = knee.rows if knee else ()  # including candidates beyond a limit
     next_ = [one for one in rows if one.batch < row.batch][-1:]
     next_ += [one for one in rows if one.batch > row.batch][:1]
     alternatives = compared_with(row, [(f"{one.batch} samples", one) for one in next_])
@@ -320,14 +323,14 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
 
 
 def _less_accurate(goal: Goal, choice: Choice) -> str:
-    """What the choice gives up of accuracy, in a sentence; empty if little, or if not known."""
+    """The accuracy that the choice gives up, in a sentence; empty if little, or if not known."""
     best, row = choice.accurate, choice.row
     if best is None or best.accuracy is None or row.accuracy is None:
         return ""
     if best.accuracy - row.accuracy <= tolerance(goal, choice.objective.progress):
         return ""
-    if choice.objective.progress.assumed:  # no reason to tell anybody what to do
-        if goal.objective == "auto":  # `_instead` says what it would be
+    if choice.objective.progress.assumed:  # too uncertain to advise another goal
+        if goal.objective == "auto":  # `_instead` names what the plan would choose
             return ""
         return (
             f"It is expected to reach {percent(row.accuracy)} where {percent(best.accuracy)} is in "
@@ -336,7 +339,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
     advice = "leave global_batch to the plan"
     if goal.objective != "auto":
         advice = "give goal.objective=auto"
-        if goal.accuracy is not None:  # with it that is `target-accuracy`
+        if goal.accuracy is not None:  # with an accuracy, `auto` becomes `target-accuracy`
             advice += " without goal.accuracy"
     return (
         f"It is predicted to reach {percent(row.accuracy)} where {percent(best.accuracy)} is to be "
@@ -345,7 +348,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
 
 
 def other_resolutions(chosen: Row, rows: Sequence[Row]) -> tuple[Alternative, ...]:
-    """Candidates with the chosen workers and batch at the other resolutions."""
+    """Candidates with the chosen workers and batch at other resolutions, as alternatives."""
     others = [
         (f"{row.resolution} px", row)
         for row in rows
@@ -356,15 +359,15 @@ def other_resolutions(chosen: Row, rows: Sequence[Row]) -> tuple[Alternative, ..
 
 
 def compared_with(chosen: Row, others: Iterable[tuple[str, Row]]) -> tuple[Alternative, ...]:
-    """What other candidates, each by its name, would lose by prediction."""
+    """Other candidates, each with its name, as alternatives: how they compare by prediction."""
     return tuple(Alternative(value=name, loss=compared(row, chosen)) for name, row in others)
 
 
 def compared(other: Row, chosen: Row) -> str:
-    """Time and cost of one candidate against another, as shares.
+    """Time, cost and accuracy of one candidate against the chosen one, in words.
 
-    Of all the job's epochs or, where that is the objective and runs do not speak against both,
-    to the target accuracy.
+    Time and cost are those to the target accuracy where that is the objective, unless the chosen
+    candidate is not known to reach it; else those of all epochs.
 
     Example: ``12.3 % more time, 4.0 % less cost``.
     """
@@ -390,14 +393,14 @@ def compared(other: Row, chosen: Row) -> str:
 
 def _points(other: Row, chosen: Row) -> str:
     apart = 100 * ((other.accuracy or 0.0) - (chosen.accuracy or 0.0))
-    told = "expected" if chosen.assumed else "predicted"
+    known = "expected" if chosen.assumed else "predicted"
     if abs(apart) < _MIN_POINTS:
-        return f"as much accuracy {told}"
-    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy {told}"
+        return f"as much accuracy {known}"
+    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy {known}"
 
 
 def _share(other: float, chosen: float, what: str) -> str:
-    """How much more of something another takes, in words."""
+    """How much more of ``what`` the other takes than the chosen one, in words."""
     change = other / chosen - 1
     if abs(change) < 0.0005:
         return f"the same {what}"

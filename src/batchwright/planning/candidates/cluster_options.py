@@ -1,4 +1,4 @@
-"""Clusters to compare: so many workers of one kind, or all of several kinds together."""
+"""Clusters to compare: some workers of one kind, or workers of several kinds together."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ from batchwright.records.job import as_written
 
 @dataclass(frozen=True)
 class ClusterOption:
-    """Workers of one or several kinds, in rank order.
+    """Workers of one or several kinds, in rank order."""
 
-    Attributes:
-        members: Kind and count, each kind once.
-    """
-
+    # Each kind of worker with the number of workers of it.
     members: tuple[tuple[WorkerType, int], ...]
 
     @cached_property
     def workers(self) -> int:
-        """Workers over all kinds."""
+        """Number of workers over all kinds."""
         return sum(count for _, count in self.members)
 
     @property
     def kinds(self) -> tuple[KindCount, ...]:
-        """For a record."""
+        """The members as records."""
         return tuple(KindCount(kind=kind.name, count=count) for kind, count in self.members)
 
     @property
     def hourly(self) -> float | None:
-        """Price of all workers for an hour; `None` if one has none."""
+        """Price of all workers for an hour; `None` if a kind has no price."""
         total = 0.0
         for kind, count in self.members:
             if kind.price is None:
@@ -44,7 +41,7 @@ class ClusterOption:
 
     @property
     def preemptions(self) -> float:
-        """How often any of them is taken away in an hour."""
+        """Preemptions of any of the workers in an hour, mean."""
         return sum(count * kind.preemptions for kind, count in self.members)
 
     @property
@@ -54,7 +51,7 @@ class ClusterOption:
 
     @property
     def assumed(self) -> bool:
-        """Whether stated figures enter: more workers than measured, a stated speed, a mixture."""
+        """Whether its times rest on stated figures: a link, a speed, or kinds measured apart."""
         workers = self.workers
         apart = len(self.members) > 1 and not all(kind.together for kind, _ in self.members)
         return apart or any(kind.stated or kind.times.assumed(workers) for kind, _ in self.members)
@@ -65,11 +62,12 @@ class ClusterOption:
 
 
 def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOption, ...]:
-    """Clusters to compare, by size.
+    """Clusters to compare, by number of workers.
 
-    Of each kind the measured counts, powers of two and all; of several kinds together all workers
-    of the first few, ordered by speed and, where all have prices, by speed per price; cut off at
-    ``goal.max_workers``. A number of workers that the job asks for is among them.
+    Of each kind alone: the measured numbers of workers, powers of two, and all workers. Of several
+    kinds together: all workers of the first two kinds, of the first three, and so on, with kinds
+    ordered by speed and, where all have prices, by speed per price. ``goal.max_workers`` bounds
+    their number. A number of workers that the job asks for is among them.
 
     Raises:
         PlanError: More workers asked for than there are, or than can be predicted.
@@ -99,12 +97,12 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
                 f"workers={asked}"
             )
     if job.method_spec.served and all(kind.together for kind in kinds):
-        # Its groups follow each other in rank order: kinds stay in the order they were measured in.
+        # Groups are consecutive ranks, so kinds stay in the order in which they were measured.
         found = [
             ClusterOption(tuple(sorted(cluster.members, key=lambda one: kinds.index(one[0]))))
             for cluster in found
         ]
-    # Kinds that were measured together tell nothing of fewer workers.
+    # Times of kinds that were measured together do not hold for fewer workers.
     least = max((kind.measured[0] for kind in kinds if kind.together), default=0)
     found = [cluster for cluster in found if cluster.workers >= least]
     unique = {
@@ -158,7 +156,7 @@ def _check_count(kinds: Sequence[WorkerType], job: Job, asked: int) -> None:
 
 
 def _sizes(kind: WorkerType, job: Job) -> list[int]:
-    """Counts of one kind to compare."""
+    """Numbers of workers of one kind to compare."""
     top = kind.count
     if job.goal.max_workers is not None and top > job.goal.max_workers:
         top = max(job.goal.max_workers, kind.measured[0])
@@ -180,7 +178,7 @@ def _speed(kind: WorkerType, job: Job) -> float:
 
 
 def _prefixes(kinds: Iterable[WorkerType], cap: int | None) -> list[ClusterOption]:
-    """All workers of the first two kinds, three, ..., at most ``cap`` in all."""
+    """Clusters of the first two kinds, the first three, and so on, of ``cap`` workers at most."""
     found, members, left = [], [], cap
     for kind in kinds:
         count = kind.count if left is None else min(kind.count, left)

@@ -1,7 +1,7 @@
 """The global batches that a cluster is compared at, as totals of each kind of worker.
 
-Up to the first that does not fit the memory or leaves too few steps, so that the table shows what
-bounds it.
+The last one is the first that does not fit the memory or leaves too few steps an epoch, so that the
+table shows which limit bounds the batch.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.local_batches import (
     equal_time,
-    largest_shares,
     memory_caps,
+    shares_by_kind,
     split,
 )
 from batchwright.records import DataFacts, Job
 
 Totals = tuple[int, ...]
+"""Samples per step of each kind of worker, in the cluster's order."""
 
 
 def totals_to_compare(
     cluster: ClusterOption, resolution: int, job: Job, data: DataFacts
 ) -> list[Totals]:
-    """Samples per step of each kind, for every global batch to compare; rising.
+    """Every global batch to compare, rising, as samples per step of each kind.
 
     Returns:
-        Empty if the data are too few for the workers, or micro-batches as asked fit no batch.
+        Totals; empty if there are fewer training samples than the workers need, or if the
+        `micro_batch` that the job gives suits no batch.
     """
     if cluster.least > data.train_samples:
         return []
@@ -37,22 +39,19 @@ def totals_to_compare(
         found = _of_equal_time(cluster, resolution, most)
     else:
         found = [(batch,) for batch in _of_one_kind(cluster, resolution, most, data.train_samples)]
-    # Whole numbers can meet at one global batch in two ways.
-    by_batch = {}
+    by_batch = {}  # rounding may give one global batch by two different totals
     for totals in found:
-        with suppress(PlanError):  # micro-batches as asked leave no part too small
-            for (kind, _), share in zip(
-                cluster.members, largest_shares(cluster, totals), strict=True
-            ):
+        with suppress(PlanError):  # leaves out batches that the job's micro_batch cuts too small
+            for kind, share in shares_by_kind(cluster, totals):
                 kind.check_parts(share)
             by_batch[sum(totals)] = totals
     return [by_batch[batch] for batch in sorted(by_batch) if batch <= data.train_samples]
 
 
 def _of_one_kind(cluster: ClusterOption, resolution: int, most: int, samples: int) -> list[int]:
-    """Equal local batches in powers of two, and the largest; one more that a limit leaves out.
+    """Global batches of equal local ones: powers of two, the largest, and one beyond a limit.
 
-    Batches smaller than the measured ones only where nothing else is left.
+    Batches below the smallest measured one are compared only where no larger one fits.
     """
     kind, workers = cluster.members[0]
     within = workers * memory_caps(cluster, resolution)[0]
@@ -69,14 +68,14 @@ def _of_one_kind(cluster: ClusterOption, resolution: int, most: int, samples: in
 
 
 def _of_equal_time(cluster: ClusterOption, resolution: int, most: int) -> list[Totals]:
-    """Shares that take equal time, while the slowest kind goes through powers of two."""
+    """Shares of equal time, for local batches of the slowest kind in powers of two."""
     workers = cluster.workers
     caps = [max(cap, 1) for cap in memory_caps(cluster, resolution)]
-    times = [  # the slowest kind leads
+    times = [
         kind.seconds(workers, resolution, max(min(cap, most), kind.least))
         for (kind, _), cap in zip(cluster.members, caps, strict=True)
     ]
-    leader = max(range(len(times)), key=times.__getitem__)
+    leader = max(range(len(times)), key=times.__getitem__)  # the slowest kind
     kind = cluster.members[leader][0]
     local = 1 << (kind.least - 1).bit_length()
     found: list[Totals] = []

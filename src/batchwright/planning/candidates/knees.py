@@ -1,4 +1,4 @@
-"""The knee of each cluster at each resolution: where more batch stops paying."""
+"""The knee of each cluster at each resolution: the batch whose doubling saves too little time."""
 
 from __future__ import annotations
 
@@ -8,40 +8,35 @@ from functools import partial
 from itertools import groupby
 from math import hypot, inf, isfinite, log2
 
-from batchwright.algorithms.batch_size import first_from, knee_of_line, knee_point, kneedle
+from batchwright.algorithms.batch_size import knee_of_line, knee_point, kneedle
 from batchwright.planning.candidates.cluster_options import ClusterOption
-from batchwright.planning.candidates.local_batches import largest_shares, split
+from batchwright.planning.candidates.local_batches import shares_by_kind, split
 from batchwright.planning.candidates.table import Row
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Knee
 
-_HALVINGS = 12  # of the logarithm's range, in search of an interval's end
+_HALVINGS = 12  # bisections, in the logarithm of the batch, that find an end of an interval
 
 
 @dataclass(frozen=True)
 class KneeFit:
-    """A cluster's candidates at one resolution, and their knee.
+    """A cluster's candidates at one resolution, and their knee."""
 
-    Attributes:
-        rows: The candidates, rising; a batch that was only asked for is not among them.
-        row: The knee; `None` if every doubling pays.
-        line: Fixed seconds of a step, update included, and those of each sample, up to twice the
-            knee; `None` if there is no line.
-        closed_form: Where that puts the knee, in samples; `None` if there is no line.
-        kneedle: What Kneedle says of the same candidates; `None` if nothing.
-        surplus: Seconds that the update of a batch takes more than the measured one.
-    """
-
+    # The candidates by rising batch, without a batch that the job alone asks for.
     rows: tuple[Row, ...]
-    row: Row | None
+    row: Row | None  # the candidate at the knee; `None` if every doubling saves enough time
+    # Fixed seconds of a step, update included, and seconds per sample of the global batch, where
+    # step times are a line up to twice the knee; else `None`.
     line: tuple[float, float] | None
-    closed_form: float | None
+    closed_form: float | None  # the knee by that line, in samples; `None` without a line
+    # The knee by Kneedle over the same candidates, in samples; `None` if it finds none.
     kneedle: int | None
+    # batch -> seconds that its optimizer's update takes more than the measured one.
     surplus: Callable[[float], float]
 
     @property
     def cluster(self) -> ClusterOption:
-        """Its workers."""
+        """The workers."""
         return self.rows[0].cluster
 
     @property
@@ -50,15 +45,15 @@ class KneeFit:
         return self.rows[0].resolution
 
     def per_sample(self, batch: float) -> float:
-        """Seconds of a step for each sample of a global batch that need not be a candidate."""
+        """Seconds of a step over its samples, for any global batch, candidate or not."""
         return _seconds_per_sample(self.rows, batch, self.surplus)
 
     @property
     def best(self) -> Row | None:
-        """The knee, or what comes nearest to it within the limits; `None` if nothing does.
+        """The candidate at the knee, or the nearest one within the limits; `None` if there is none.
 
-        Without a knee the largest batch; past a limit of time or cost the next larger one, which
-        is quicker, and else the next smaller one.
+        Without a knee it is the largest batch. A knee that misses a limit is replaced by the next
+        larger batch within the limits, as that is quicker, or else by the largest one.
         """
         allowed = [row for row in self.rows if not row.misses]
         if not allowed or self.row is None:
@@ -70,13 +65,13 @@ class KneeFit:
 def knee_fits_of(
     rows: Sequence[Row], doubling_gain: float, surplus: Callable[[ClusterOption, float], float]
 ) -> list[KneeFit]:
-    """The knee of each cluster and resolution among rows in their order.
+    """The knee of each cluster at each resolution.
 
     Args:
-        rows: Candidates.
-        doubling_gain: As in the goal.
-        surplus: Seconds that the update of a batch takes more than the measured one; a row's time
-            has it, what its kinds of workers predict has not.
+        rows: Candidates, sorted by `Row.order`.
+        doubling_gain: Least share of the time that a doubling is to save, as in the goal.
+        surplus: (cluster, batch) -> seconds that the update takes more than the measured one. The
+            time of a row includes them; the models of its kinds of workers do not.
     """
     found = []
     for (_, cluster), group in groupby(rows, key=lambda row: (row.resolution, row.cluster)):
@@ -88,26 +83,27 @@ def knee_fits_of(
 
 def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> KneeFit:
     cluster, side = rows[0].cluster, rows[0].resolution
-    # Limits on the batch itself bound it; those on time and cost are judged later.
+    # Limits on the batch itself leave candidates out here; limits on time and cost come later.
     bounds = {"goal.memory", "loaders", "goal.least_steps"}
-    open_to = [row for row in rows if bounds.isdisjoint(miss.limit for miss in row.misses)]
-    batches = [row.batch for row in open_to]
+    within = [row for row in rows if bounds.isdisjoint(miss.limit for miss in row.misses)]
+    batches = [row.batch for row in within]
     line = line_of(cluster, side)
     closed_form = batch = None
     if line is not None:
         line = line[0] + surplus(rows[0].batch), line[1]
         closed_form = knee_of_line(*line, gain)
-        batch = first_from(batches, closed_form)
+        batch = min((n for n in batches if n >= closed_form), default=None)
         below = [rows[0].batch, *(n for n in batches if batch is None or n <= batch)]
         updates = len({surplus(n) for one in below for n in (one, 2 * one)})
-        # Another optimizer's update on the way, or another curve's shape counts there: no one line.
+        # There is no single line where the optimizer changes on the way, or where the curve goes on
+        # in the shape of another number of workers.
         if updates > 1 or not _straight_to(cluster, side, 2 * below[-1]):
             line = closed_form = None
     if line is None:
         batch = knee_point(batches, lambda n: _seconds_per_sample(rows, n, surplus), gain)
     bent = None
-    if open_to:
-        bent = kneedle([log2(batch) for batch in batches], [row.per_sample for row in open_to])
+    if within:
+        bent = kneedle([log2(batch) for batch in batches], [row.per_sample for row in within])
     return KneeFit(
         rows=rows,
         row=next((row for row in rows if row.batch == batch), None),
@@ -119,14 +115,15 @@ def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], flo
 
 
 def line_of(cluster: ClusterOption, resolution: int) -> tuple[float, float] | None:
-    r"""Fixed seconds of a step and seconds per sample of the global batch, where time is a line.
+    r"""Fixed seconds of a step and seconds per sample of the global batch; `None` without a line.
 
-    Of kinds that take equal time :math:`t`, each :math:`n_k` times :math:`(t - \beta_k) / a_k`
-    samples, together :math:`B = t S - R` with :math:`S = \sum n_k / a_k` and
-    :math:`R = \sum n_k \beta_k / a_k`; so :math:`t = R / S + B / S`.
+    In a step of :math:`t` seconds the :math:`n_k` workers of kind :math:`k` go through
+    :math:`n_k (t - \beta_k) / a_k` samples. All kinds together go through :math:`B = t S - R`
+    with :math:`S = \sum n_k / a_k` and :math:`R = \sum n_k \beta_k / a_k`; so
+    :math:`t = R / S + B / S`.
     """
     if any(kind.cuts(cluster.workers) for kind, _ in cluster.members):
-        return None  # cut into passes, time goes up in stairs
+        return None  # with several passes, time rises in steps
     workers, rate, behind = cluster.workers, 0.0, 0.0
     for kind, count in cluster.members:
         line = kind.line(workers, resolution)
@@ -139,9 +136,9 @@ def line_of(cluster: ClusterOption, resolution: int) -> tuple[float, float] | No
 
 
 def _straight_to(cluster: ClusterOption, resolution: int, batch: int) -> bool:
-    """Whether steps are on the line, where there is one, up to a global batch."""
+    """Whether step times are on the line, where there is one, up to a global batch."""
     ends = [kind.straight_to(cluster.workers, resolution) for kind, _ in cluster.members]
-    # Of several kinds each has another part of it.
+    # Several kinds have unequal shares of the batch, so their ends cannot be compared with it.
     return min(ends) == inf or (len(ends) == 1 and batch <= ends[0] * cluster.workers)
 
 
@@ -154,7 +151,7 @@ def _seconds_per_sample(
 def _measured_per_sample(
     rows: Sequence[Row], batch: float, surplus: Callable[[float], float]
 ) -> float:
-    """Seconds of a step for each sample with the update that was measured."""
+    """Seconds of a step over its samples, with the update that was measured."""
     cluster, side = rows[0].cluster, rows[0].resolution
     if len(cluster.members) == 1:
         kind, workers = cluster.members[0]
@@ -166,21 +163,26 @@ def _measured_per_sample(
         totals = split(cluster, side, max(round(batch), cluster.least)) or rows[-1].totals
         slowest = max(
             kind.seconds_at_once(cluster.workers, side, share)
-            for (kind, _), share in zip(
-                cluster.members, largest_shares(cluster, totals), strict=True
-            )
+            for kind, share in shares_by_kind(cluster, totals)
         )
         return slowest / sum(totals)
     if right == 0:
         return (rows[0].step_seconds - surplus(batch)) / batch
-    first, last = rows[right - 1], rows[right]  # between candidates straight
+    first, last = rows[right - 1], rows[right]  # linear between neighbouring candidates
     share = (batch - first.batch) / (last.batch - first.batch)
     low, high = (row.step_seconds - surplus(row.batch) for row in (first, last))
     return (low + share * (high - low)) / batch
 
 
 def knee_record(knee: KneeFit, doubling_gain: float, *, named: bool, ends: bool) -> Knee:
-    """The knee as a record, with the ends of its interval where ``ends`` are wanted."""
+    """The knee as a record.
+
+    Args:
+        knee: The knee.
+        doubling_gain: Least share of the time that a doubling is to save, as in the goal.
+        named: Whether workers are of named kinds.
+        ends: Whether to compute the interval of the knee.
+    """
     low, high = _ends(knee, doubling_gain) if ends else (None, None)
     return Knee(
         workers=knee.cluster.workers,
@@ -195,19 +197,19 @@ def knee_record(knee: KneeFit, doubling_gain: float, *, named: bool, ends: bool)
 
 
 def _ends(knee: KneeFit, gain: float) -> tuple[float | None, float | None]:
-    """Batches at which doubling would save the share, were it off by what the fit may be off."""
+    """The 95 % interval of the knee: where doubling saves ``gain`` plus or minus its error."""
     cut = any(kind.cuts(knee.cluster.workers) for kind, _ in knee.cluster.members)
     if knee.row is None or cut or len(knee.cluster.members) > 1:
         return None, None
     off = Z_975 * _saving_error(knee, knee.row.batch, gain)
     low, high = (_crossing(knee, share) for share in (gain + off, gain - off))
     if low is not None and knee.surplus(max(1.0, low)) > knee.surplus(knee.row.batch):
-        return None, None  # the knee is where another optimizer's update makes time jump
+        return None, None  # the step time jumps at the knee, as the optimizer changes there
     return low, None if high is None or not isfinite(high) else high
 
 
 def saving(knee: KneeFit, batch: int) -> tuple[float, float]:
-    """Share of the time per sample that doubling a batch saves, and its standard error."""
+    """Share of the time per sample that doubling ``batch`` saves, and its standard error."""
     saves = 1 - knee.per_sample(2 * batch) / knee.per_sample(batch)
     return saves, _saving_error(knee, batch, saves)
 
@@ -215,9 +217,9 @@ def saving(knee: KneeFit, batch: int) -> tuple[float, float]:
 def _saving_error(knee: KneeFit, batch: int, saves: float) -> float:
     r"""Standard error of the share that doubling a batch saves.
 
-    On a line it is :math:`\beta / 2 t(b)`, so as uncertain as both of them; elsewhere one minus a
-    ratio of two step times, as uncertain as these; of several kinds the most uncertain counts. What
-    another update takes more is taken for certain.
+    On a line the share is :math:`\beta / 2 t(b)`, so its error is that of both. Elsewhere the share
+    is one minus a ratio of two step times, and its error is theirs; of several kinds of workers the
+    largest error counts. The extra time of another optimizer's update is taken as exact.
     """
     side, workers = knee.resolution, knee.cluster.workers
     if len(knee.cluster.members) == 1:
@@ -236,7 +238,7 @@ def _saving_error(knee: KneeFit, batch: int, saves: float) -> float:
 
 
 def _crossing(knee: KneeFit, gain: float) -> float | None:
-    """Batch from which doubling saves at most ``gain``, candidate or not; `None` if none does."""
+    """Batch from which on doubling saves at most ``gain``, a share; `None` if no batch does."""
     if gain <= 0:
         return None
     if knee.line is not None:
@@ -246,4 +248,4 @@ def _crossing(knee: KneeFit, gain: float) -> float | None:
         middle = (low + high) / 2
         once, twice = (knee.per_sample(2**x) for x in (middle, middle + 1))
         low, high = (low, middle) if 1 - twice / once <= gain else (middle, high)
-    return 2**high if high < inf else None
+    return 2**high

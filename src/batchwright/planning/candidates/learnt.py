@@ -1,6 +1,7 @@
-"""What is known of how the planned training learns: accuracy, and which optimizer learns more.
+"""Predicts how the planned training learns: its accuracy, and which optimizer learns more.
 
-By trials and runs of the task; where there are none, by what other tasks' trainings showed.
+The law of learning is fitted to trials and runs of the task. Without any, it rests on trainings of
+other tasks alone.
 """
 
 from __future__ import annotations
@@ -31,65 +32,55 @@ if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
 
 MAX_EPOCHS = 1000
-"""Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
+"""Most epochs of a plan that lists accuracy epoch by epoch: longer lists would fill the memory."""
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """The law of learning, fitted to trials and to runs that trained as they do, if any.
+class LearningLaw:
+    """The law of learning, fitted to trials and to runs that trained as trials do."""
 
-    Attributes:
-        model: The law.
-        optimizers: That the job can come to.
-        train_samples: Samples of an epoch.
-        held_out: Images that its accuracy is counted on.
-        longest: Samples of the longest trial; 0 without any.
-        runs: How many runs it rests on, beside trials.
-        note: Why there are no more trials, in a sentence; empty where there was no need.
-        steps: Fewest of a training that it tells anything of.
-    """
-
-    model: LearningModel
-    optimizers: tuple[OptimizerName, ...]
-    train_samples: int
-    held_out: int
-    longest: int = 0
-    runs: int = 0
-    note: str = ""
-    steps: int = MIN_STEPS
+    model: LearningModel  # the fitted law
+    optimizers: tuple[OptimizerName, ...]  # optimizers that the job may get
+    train_samples: int  # samples of an epoch
+    held_out: int  # held-out images that accuracy is counted on
+    longest: int = 0  # samples of the longest trial; 0 without trials
+    runs: int = 0  # number of runs that it was fitted to, besides trials
+    note: str = ""  # why there are no more trials, in a sentence; empty where there was no need
+    steps: int = MIN_STEPS  # fewest steps of a training that it predicts
     _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
         default_factory=dict, repr=False
     )
 
     @property
     def observed(self) -> bool:
-        """Whether anything of the task was; else all is expected from other tasks' trainings."""
+        """Whether trials or runs of the task were; else all rests on other tasks' trainings."""
         return bool(self.model.observed)
 
     @property
     def by(self) -> str:
-        """What it rests on beside other tasks, in words; empty if nothing."""
-        told = ["the trials"] if self.longest else []
-        return " and ".join([*told, "the runs given"] if self.runs else told)
+        """What it rests on besides other tasks, in words; empty if nothing."""
+        trials = ["the trials"] if self.longest else []
+        return " and ".join([*trials, "the runs given"] if self.runs else trials)
 
-    def tells(self, batch: int, epochs: float) -> bool:
-        """Whether the law knows of trainings of as few steps."""
-        return epochs >= self.told_from(batch)
+    def predicts(self, batch: int, epochs: float) -> bool:
+        """Whether a training has enough steps to be predicted."""
+        return epochs >= self.predictable_from(batch)
 
-    def told_from(self, batch: int) -> float:
-        """Epochs from which on it `tells`."""
+    def predictable_from(self, batch: int) -> float:
+        """Fewest epochs with which a training has enough steps to be predicted."""
         return self.steps * batch / self.train_samples
 
     def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate | None:
-        """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`.
+        """Held-out accuracy at the end of a training, a share; `None` if it has too few steps.
 
-        As a run counts it, as in `by_epoch`: so the interval is that of the last epoch.
+        The interval includes the chance in counting on `held_out` images, as that of the last epoch
+        of `by_epoch`.
         """
-        if not self.tells(batch, epochs):
+        if not self.predicts(batch, epochs):
             return None
         key = optimizer, batch, epochs
         if key not in self._known:
-            self._known[key] = self.model.counted(
+            self._known[key] = self.model.evaluated(
                 self.candidate(*key), Normal(0.0, 0.0), self.held_out
             )
         return self._known[key]
@@ -105,9 +96,16 @@ class Learnt:
     ) -> tuple[Estimate | None, ...]:
         """Held-out accuracy after each epoch of a training, a share.
 
-        ``averaged``: whether an average of the weights is evaluated.
-        `None` as long as nothing `tells`: that is as good as guessing.
-        Nothing for more than `MAX_EPOCHS`.
+        Args:
+            optimizer: The optimizer.
+            batch: Global batch, in samples.
+            epochs: Epochs of the training.
+            rule: The learning rate.
+            averaged: Whether an average of the weights is evaluated.
+
+        Returns:
+            One entry for each epoch, `None` for epochs after too few steps; empty for more than
+            `MAX_EPOCHS` epochs.
         """
         if epochs > MAX_EPOCHS:
             return ()
@@ -123,18 +121,18 @@ class Learnt:
             for epoch in range(1, epochs + 1)
         ]
         return tuple(
-            self.model.counted(
+            self.model.evaluated(
                 self.candidate(optimizer, batch, epoch),
                 falls_short(factor, factors[-1], averaged=averaged),
                 self.held_out,
             )
-            if self.tells(batch, epoch)
+            if self.predicts(batch, epoch)
             else None
             for epoch, factor in enumerate(factors, 1)
         )
 
     def epochs_to(self, optimizer: OptimizerName, batch: int, accuracy: float) -> Estimate | None:
-        """Epochs of the shortest training that reaches an accuracy; `None` below guessing."""
+        """Epochs of the shortest training that reaches an accuracy; `None` if guessing does."""
         found = self.model.samples_to(optimizer, batch, accuracy)
         if found is None:
             return None
@@ -144,16 +142,17 @@ class Learnt:
     def needed(
         self, optimizer: OptimizerName, batch: int, accuracy: float, confidence: float, most: int
     ) -> int | None:
-        """Fewest whole epochs that reach an accuracy with this probability; `None` beyond ``most``.
+        """Fewest whole epochs that reach an accuracy with a probability; `None` if above ``most``.
 
-        What is reached so rises with the epochs or, as the error grows with them, rises and falls
-        once: so the first doubling that reaches it has the fewest below it.
+        The accuracy reached with that probability rises with the epochs or, as its error grows with
+        them, rises and then falls. So the fewest epochs lie below the first power of two that
+        reaches it.
         """
 
         def reached(epochs: int) -> bool:
             training = self.candidate(optimizer, batch, epochs)
-            sure = self.model.surely(training, confidence) >= accuracy
-            return sure and self.tells(batch, epochs)
+            sure = self.model.reached_with(training, confidence) >= accuracy
+            return sure and self.predicts(batch, epochs)
 
         doublings = (min(2**power, most) for power in range(most.bit_length() + 1))
         longest = next(filter(reached, doublings), None)
@@ -162,44 +161,49 @@ class Learnt:
         return 1 + bisect_left(range(1, longest), True, key=reached)
 
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
-        """A training as the law sees it."""
+        """A training at the best known rate, as an input of the law."""
         offset = self.model.offset(optimizer, batch)
         return Candidate(optimizer, batch, epochs * self.train_samples, offset)
 
     def rate_scale(self, optimizer: OptimizerName, batch: int) -> float:
-        """The best rate over the usual one, as far as trials had other rates."""
+        """The best known rate over the usual one; 1 if no trial had another rate."""
         return exp(self.model.offset(optimizer, batch))
 
     def compared(
         self, job: Job, longer: Callable[[int], float] | None = None
     ) -> tuple[Compared, ...]:
-        """What a training would reach with SGD and with Muon, by powers of two of the batch.
+        """Accuracies that a training would reach with SGD and with Muon, in the same time.
 
-        After the job's epochs or, if the plan chooses them, the fewest that reach the target with
-        either; where it tells nothing of so few, after the first of which it does. Nothing where
-        the job leaves no choice.
+        A training has the job's epochs or, if the plan chooses them, the fewest that reach the
+        target with either optimizer; and no fewer than the law predicts. Medians are compared:
+        where nothing was observed, means would also differ by the widths of the distributions.
 
-        They are compared in the same time: ``longer`` is how many times as long a step with Muon
-        takes, by the batch. Medians are, as only these differ by what sets the two apart; where
-        nothing was observed means differ by how wide the distributions are, too.
+        Args:
+            job: Resolved.
+            longer: batch -> seconds of a step with Muon over those with SGD; unset: 1.
+
+        Returns:
+            One entry for each power of two up to the training samples; empty where the job leaves
+            no choice of the optimizer.
         """
         if len(self.optimizers) < 2:
             return ()
         found = []
         for batch in (2**power for power in range(self.train_samples.bit_length())):
-            length, told = self._length(batch, job), self.told_from(batch)
-            epochs, steps = max(length, told), self.steps if length < told else 0
+            length, fewest = self._length(batch, job), self.predictable_from(batch)
+            epochs, steps = max(length, fewest), self.steps if length < fewest else 0
             times = longer(batch) if longer else 1.0
             sgd, muon = (
                 self.candidate(name, batch, epochs * (times if name == SGD.name else 1.0))
                 for name in AUTO
             )
-            apart, error = self.model.apart(muon, sgd)
-            usual = self.model.surely(sgd, 0.5)
+            apart, error = self.model.difference(muon, sgd)
+            usual = self.model.reached_with(sgd, 0.5)
             found.append(Compared(batch, usual, usual + apart, error, 0, self.by, times, steps))
         return tuple(found)
 
     def _length(self, batch: int, job: Job) -> int:
+        """Epochs of the training: the job's, or the fewest that reach its target."""
         goal = job.goal
         if goal.target is None:
             return job.epochs
@@ -212,16 +216,22 @@ class Learnt:
 
 def learnt_of(
     profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
-) -> Learnt | None:
-    """What the profiles' trials tell of a job, and runs of the task, each with its job.
+) -> LearningLaw | None:
+    """The law of learning for a job, fitted to the profiles' trials and to runs of the task.
 
-    Without any that train as it does, what other tasks lead to expect. `None` where they do not
-    tell it: see `_expects`.
+    Only trials at the job's highest resolution count, with its rule of rates, clipping, labels and
+    sampling, and at its own rate where it gives one. Trials with another optimizer count: the law
+    ties the optimizers of a task to each other.
 
-    Trials at another resolution than the job's highest count for nothing, nor do those with another
-    rule of rates, clipping, labels or sampling, or at other rates where the job gives one. Those
-    with another optimizer do: what they tell of the task, the law ties to its own.
-    Where a job scales rate or gradients by gradient noise, there are none.
+    Args:
+        profiles: What was measured.
+        job: Resolved.
+        runs: Runs as observations, each with its job.
+
+    Returns:
+        The law. Without any observation it rests on other tasks. `None` if other tasks do not
+        predict this one either (see `_expects`), or if the job scales rate or gradients by gradient
+        noise.
     """
     if not teaches(job):
         return None
@@ -233,7 +243,7 @@ def learnt_of(
         for one in measured.trials
         if one.resolution == side and _alike(measured.job, job)
     ]
-    observed = [*dict.fromkeys(of_trials(trials))]  # the same again tells nothing more
+    observed = [*dict.fromkeys(of_trials(trials))]  # equal trials count once
     if job.learning_rate != "auto":
         observed = [one for one in observed if not one.offset]
     whole = [
@@ -241,50 +251,53 @@ def learnt_of(
         for trained, one in runs
         if one.optimizer in names and _alike(trained, job, _MEASURED_KEYS)
     ]
-    told = observed or whole or _at_usual_rates(job)
-    if not told or not (observed or _expects(job, profile.data, _first_answers(profiles))):
+    known = observed or whole or _at_usual_rates(job)
+    if not known or not (observed or _expects(job, profile.data, _first_answers(profiles))):
         return None
     longest = max((one.samples for one in trials), default=0) if observed else 0
     note = _note(profiles) if observed else why_unknown(profiles, job)
-    # A run of fewer steps than any trial has shows what comes of so few.
-    steps = min([MIN_STEPS, *(max(1, int(one.samples // one.batch)) for one in whole)])
-    usual = bounded_rate(job, profile.network)
-    found = [*observed, *whole]
-    return _fitted(found, names, profile.data, longest, len(whole), note, steps, usual)
+    usual_rate = bounded_rate(job, profile.network)
+    return LearningLaw(
+        model=_law([*observed, *whole], profile.data, names, usual_rate),
+        optimizers=names,
+        train_samples=profile.data.train_samples,
+        held_out=profile.data.val_samples,
+        longest=longest,
+        runs=len(whole),
+        note=note,
+        # A run with fewer steps than any trial has extends the predictions to so few steps.
+        steps=min([MIN_STEPS, *(max(1, int(one.samples // one.batch)) for one in whole)]),
+    )
 
 
-def expected_of(job: Job, data: DataFacts) -> Learnt | None:
-    """What other tasks lead to expect of a job of which nothing was measured; `None`: nothing."""
+def expected_of(job: Job, data: DataFacts) -> LearningLaw | None:
+    """The law of learning for a job without a profile: by other tasks; `None` if these differ."""
     if not (teaches(job) and _expects(job, data) and _at_usual_rates(job)):
         return None
-    return _fitted([], optimizers_to_try(job, ()), data)
+    names = optimizers_to_try(job, ())
+    return LearningLaw(_law([], data, names), names, data.train_samples, data.val_samples)
 
 
-def _fitted(
+def _law(
     observed: Sequence[Observed],
-    optimizers: tuple[OptimizerName, ...],
     data: DataFacts,
-    longest: int = 0,
-    runs: int = 0,
-    note: str = "",
-    steps: int = MIN_STEPS,
+    optimizers: tuple[OptimizerName, ...],
     usual_rate: Callable[[int], float] | None = None,
-) -> Learnt:
-    # It loads NumPy, which a plan that goes by time alone does not need.
+) -> LearningModel:
+    # The import loads NumPy, which a plan by time alone does not need.
     from batchwright.prediction.accuracy.learning import fit_learning
 
-    model = fit_learning(
+    return fit_learning(
         observed, classes=data.even_classes, optimizers=optimizers, usual_rate=usual_rate
     )
-    counts = data.train_samples, data.val_samples
-    return Learnt(model, optimizers, *counts, longest, runs, note, steps)
 
 
 def bounded_rate(job: Job, network: NetworkFacts) -> Callable[[int], float] | None:
-    """So many times the usual rate, by the batch, where no rate above one that learnt is safe.
+    """The usual rate against the batch, up to a factor, for networks without batch normalization.
 
-    That is in networks without batch normalization: rates that short trainings like end longer ones
-    with a larger batch, whose usual rate is higher (docs/log.md). `None` for others.
+    In these, a rate above the highest one that was seen to learn is not safe: rates that suit short
+    trainings ended longer ones with a larger batch, whose usual rate is higher (docs/log.md).
+    `None` for other networks.
     """
     if network.batch_norm:
         return None
@@ -292,10 +305,15 @@ def bounded_rate(job: Job, network: NetworkFacts) -> Callable[[int], float] | No
 
 
 def _expects(job: Job, data: DataFacts, first: FirstAnswers | None = None) -> bool:
-    """Whether other tasks tell of a job.
+    """Whether trainings of other tasks predict a job.
 
-    They are judged by accuracy, began at random, and had optimizers of which that is known.
-    ``first`` is what its network answers before any training, where that is known.
+    Those trainings are judged by accuracy, began with random weights, and had optimizers that the
+    law knows.
+
+    Args:
+        job: Resolved.
+        data: The data set.
+        first: The network's answers before any training; `None`: not known.
     """
     learnt_before = job.weights or job.frozen or job.network_args.get("pretrained")
     seen = all(OPTIMIZERS[name].learning != UNSEEN for name in optimizers_of(job))
@@ -311,11 +329,17 @@ def _at_usual_rates(job: Job) -> bool:
     """Whether a job's rates are those that other tasks were trained at."""
     usual = type(job)()
     given = job.learning_rate != usual.learning_rate or job.base_batch != usual.base_batch
-    return not given and job.scaling in ("auto", "sqrt")  # which is what it comes to
+    return not given and job.scaling in ("auto", "sqrt")  # `auto` becomes `sqrt`
 
 
-def why_unknown(profiles: Sequence[Profile], job: Job, learnt: Learnt | None = None) -> str:
-    """Why trials tell nothing of the accuracy of a job or a batch, and what may, in sentences."""
+def why_unknown(profiles: Sequence[Profile], job: Job, learnt: LearningLaw | None = None) -> str:
+    """Why the accuracy of a job is not predicted, and what would allow it, in sentences.
+
+    Args:
+        profiles: What was measured.
+        job: Resolved.
+        learnt: The law of learning, if there is one: then the reason is too few steps.
+    """
     if learnt is not None:
         by = learnt.by.removeprefix("the ") or "other tasks' trainings"
         return f"Of trainings with fewer than {learnt.steps} steps {by} tell nothing."
@@ -353,20 +377,20 @@ NO_ACCURACY = f"there are no trials, as they go by accuracy, which takes {ACCURA
 
 
 def teaches(job: Job) -> bool:
-    """Whether a job's trainings are like trials, in which nothing is scaled by gradient noise."""
+    """Whether a job trains as trials do: the same steps, nothing scaled by gradient noise."""
     factors = job.ags.factors != "off" or job.rate_scaling == "gain"
     return job.method_spec.same_steps and not factors
 
 
 def untaught(job: Job) -> str:
-    """What of a job no trial does, in words that follow "do not train"."""
+    """What the job does and no trial does, in words that follow "do not train"."""
     if job.method_spec.same_steps:
         return "with rates or gradients scaled by gradient noise"
     return f"as method={job.method} does"
 
 
 def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:
-    """Whether two jobs of one workload train alike for as long, and agree in further keys."""
+    """Whether two jobs train alike: they agree in `TRAINED_KEYS` and in further ``keys``."""
     return all(getattr(measured, key) == getattr(planned, key) for key in (*TRAINED_KEYS, *keys))
 
 
@@ -374,9 +398,9 @@ TRAINED_KEYS = (
     *("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs", "warmup_start"),
     *("warmup_law", "clip_norm", "label_smoothing", "sampling"),
 )
-"""Keys that may change after measuring, but with which the trials were trained."""
+"""Keys that may change after measuring, although the trials were trained with them."""
 _MEASURED_KEYS = (
     *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "nesterov", "rotation"),
     *("weight_decay", "weights", "zoom"),
 )
-"""Keys that are fixed by measuring; runs that are not of this profile may differ in them."""
+"""Keys that the profile fixes; runs may differ from it in them."""

@@ -1,7 +1,7 @@
-"""Which candidates are level with the chosen one: what was measured cannot tell which is better.
+"""Candidates that are level with the chosen one: measurements cannot tell which is better.
 
-A choice is a comparison of times, so what counts is the error of their ratio, without what all
-measurements of that time have in common, and without the drift of later ones.
+A choice compares times, so the error of their ratio counts. Neither the error that all measurements
+have in common nor the drift of later measurements is part of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchwright.records import Estimate
 _AS_MANY = Estimate(value=1, low=1, high=1)
 
 RowError = Callable[[Row], float]
-"""Standard error of a candidate's time beside others', as a share: `Table.error`."""
+"""candidate -> standard error of its time in a comparison, as a share: `Table.error`."""
 
 
 def level_in_value(
@@ -32,13 +32,13 @@ def level_in_value(
     """Candidates whose value may be as small as the chosen one's.
 
     Args:
-        chosen: The one with the least value.
-        rows: Those within the limits.
+        chosen: The candidate with the least value.
+        rows: Candidates within the limits.
         knees: The knee of each cluster.
-        error: Of a candidate's time.
-        value: What is to be small; in proportion to the candidate's time.
-        epochs: Where the value goes by different numbers of epochs, that of a candidate over the
-            chosen one's; `None` if nothing tells.
+        error: As `Table.error`.
+        value: The value to minimize, in proportion to the candidate's time.
+        epochs: Epochs of a candidate over those of the chosen one, where the value depends on them;
+            `None` if not known.
     """
     lines = {knee.cluster: knee for knee in knees if knee.line is not None}
     found = []
@@ -49,7 +49,7 @@ def level_in_value(
         ratio = epochs(row) or _AS_MANY
         off = hypot(error(row), error(chosen))
         if row.cluster is chosen.cluster and row.cluster in lines:
-            # Both are on one line, so both are off together: all hangs on its fixed part.
+            # Both times are on one line, so they are off together: only its fixed part matters.
             saves, doubt = saving(lines[row.cluster], min(row.batch, chosen.batch))
             off = abs(apart - log(ratio.value)) * doubt / saves if saves > 0 else off
         if apart <= hypot(Z_975 * off, log(ratio.value / ratio.low)):
@@ -64,8 +64,8 @@ def level_batches(
 
     Args:
         chosen: The candidate at the knee, or nearest to it within the limits.
-        rows: Those within the limits.
-        knee: Of the cluster; `None`: it has one candidate.
+        rows: Candidates within the limits.
+        knee: The cluster's knee; `None`: the cluster has one candidate.
         gain: Share of the time that doubling must save.
     """
     if knee is None:
@@ -79,9 +79,9 @@ def level_sizes(chosen: Row, steps: Sequence[Row], error: RowError, gain: float)
     """Clusters, each at its best batch, that may be the smallest whose next size saves too little.
 
     Args:
-        chosen: One of them.
-        steps: By size.
-        error: Of a candidate's time.
+        chosen: The chosen candidate.
+        steps: Candidates by number of workers, one for each number.
+        error: As `Table.error`.
         gain: Share of the time that the next size must save.
     """
     saves = []
@@ -95,9 +95,14 @@ def level_sizes(chosen: Row, steps: Sequence[Row], error: RowError, gain: float)
 def _first_at_most(
     rows: Sequence[Row], saves: Sequence[tuple[float, float]], gain: float
 ) -> list[Row]:
-    """Rows that may be the first to save at most ``gain``; the last, if it may be that none does.
+    """Rows that may be the first from which going on saves at most ``gain``, a share.
 
-    ``saves`` are the shares that going on from each saves, and their standard errors.
+    The last row is among them if it may be that no row does.
+
+    Args:
+        rows: Rows in order.
+        saves: Share that going on from each row saves, and its standard error.
+        gain: The share that is too little.
     """
     found = []
     for row, (share, error) in zip(rows, saves, strict=True):

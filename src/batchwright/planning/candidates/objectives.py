@@ -1,4 +1,4 @@
-"""What a goal aims for: which candidate each objective takes, what is level with it, and why."""
+"""The objectives of a goal: which candidate each one chooses, what is level with it, and why."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from batchwright.records.text.formatting import (
 )
 
 EQUAL = 0.0005
-"""Accuracies, shares, that differ by less are shown as the same."""
+"""Largest difference of two accuracies, shares, that are shown as the same."""
 
 MIN_SAVING = 0.02
-"""Share of the time that what costs more must save: less is within what predictions are off."""
+"""Share of the time that a dearer candidate must save: less is within the error of predictions."""
 
-_FEW_LEVEL = 4  # level candidates that are named
+_FEW_LEVEL = 4  # most level candidates that are named
 
 
 def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """Indices of the points that no other is better than in all coordinates, rising.
+    """Indices of the Pareto-optimal points, where smaller is better; rising.
 
-    A point is left out if another is at most as large in all and smaller in one; of equal points
-    all stay.
+    A point is left out if another point is at most as large in all coordinates and smaller in one.
+    Equal points all stay.
 
     Example:
         >>> pareto([(1, 9), (2, 3), (3, 3), (4, 1)])
@@ -53,7 +53,7 @@ def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
     """
     kept: list[int] = []
     edge: set[tuple[float, ...]] = set()
-    # In this order none that comes later is better than one before it.
+    # In sorted order no later point is better than an earlier one.
     for index in sorted(range(len(points)), key=points.__getitem__):
         point = points[index]
         if point in edge or not any(all(map(le, other, point)) for other in edge):
@@ -65,25 +65,26 @@ def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
 def accurate(rows: Sequence[Row], tolerance: float) -> list[Row]:
     """Candidates as accurate after all epochs as the most accurate, within a tolerance, a share.
 
-    One of which nothing is told is not; all are where nothing is told of any.
+    Candidates without a prediction are left out, unless none has one: then all are returned.
     """
-    told = {row: row.full_accuracy for row in rows if row.full_accuracy is not None}
-    least = max(told.values(), default=0.0) - tolerance
-    return [row for row, accuracy in told.items() if accuracy >= least] or list(rows)
+    known = {row: row.full_accuracy for row in rows if row.full_accuracy is not None}
+    least = max(known.values(), default=0.0) - tolerance
+    return [row for row, accuracy in known.items() if accuracy >= least] or list(rows)
 
 
 def by_time(row: Row) -> tuple[float, int, str, int]:
-    """The quickest first; of equally quick ones the smallest."""
+    """Sort key: the quickest first; of equally quick candidates the smallest."""
     return row.train_seconds, row.cluster.workers, str(row.cluster), row.batch
 
 
 def target_seconds(row: Row, progress: Progress) -> float:
-    """Seconds of training to the target: of the epochs that were chosen for it.
+    """Seconds of training to the target accuracy.
 
-    Where these are all that may be trained, and are not sure to reach it: over their chance.
-    Where the plan does not choose them, evaluation aside: those of an epoch over its progress.
-    Where nothing tells how many epochs it takes: for the progress that an epoch with the base batch
-    makes. Infinite where the target is not reached, or runs speak against such a batch.
+    Where the plan chooses the epochs: the seconds of the training, divided by its probability of
+    success if that is below the confidence asked for. Elsewhere: the seconds of an epoch times the
+    epochs to the target or, where these are not known, times the epochs that make as much progress
+    as one with the base batch. Infinite where the target is not reached, or where runs with such a
+    batch missed it.
     """
     if progress.chooses:
         if progress.needed(row.batch, row.epochs) is not None:
@@ -95,39 +96,36 @@ def target_seconds(row: Row, progress: Progress) -> float:
 
 @dataclass(frozen=True)
 class Objective:
-    """The least of a value; this one, of time.
+    """An objective, which minimizes a value; this class itself minimizes time."""
 
-    Attributes:
-        goal: Its limits and tolerances.
-        knees: The knee of each cluster at the highest resolution.
-        progress: What a batch means for progress.
-    """
-
-    goal: Goal
-    knees: Sequence[KneeFit]
-    progress: Progress
-    what: ClassVar[str] = "time"
-    best_is: ClassVar[str] = "best candidate"
+    goal: Goal  # the job's goal, with its limits and tolerances
+    knees: Sequence[KneeFit]  # the knee of each cluster at the highest resolution
+    progress: Progress  # what a batch means for progress
+    what: ClassVar[str] = "time"  # the value, in words
+    best_is: ClassVar[str] = "best candidate"  # the chosen candidate, in words
+    # What may tell level candidates apart, in words.
     mends: ClassVar[str] = "a larger probe.budget may"
-    mends_batches: ClassVar[str] = mends
-    by_accuracy: ClassVar[bool] = False
-    by_seconds: ClassVar[bool] = True  # what is least goes by the time of a step alone
-    saves_cost: ClassVar[bool] = False  # of what takes as long, the cheaper one is taken
+    mends_batches: ClassVar[str] = mends  # `mends` for candidates that differ in the batch
+    by_accuracy: ClassVar[bool] = False  # whether accuracy decides
+    # Whether the value is in proportion to the time of a step alone.
+    by_seconds: ClassVar[bool] = True
+    # Whether a cheaper candidate is taken if it takes about as long.
+    saves_cost: ClassVar[bool] = False
 
     def value(self, row: Row) -> float:
         """The value that this objective minimizes."""
         return row.train_seconds
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Candidates that come into question."""
+        """Candidates from which the one with the least value is taken."""
         return rows
 
     def epochs(self, row: Row, chosen: Row) -> Estimate | None:  # noqa: ARG002
-        """Epochs of a candidate over the chosen one's, where the value goes by them."""
+        """Epochs of a candidate over the chosen one's, where the value depends on them."""
         return None
 
     def best(self, rows: Sequence[Row]) -> Row:
-        """The candidate to take of those within the limits."""
+        """The candidate to take; ``rows`` are those within the limits."""
         return min(self.among(rows), key=lambda row: (self.value(row), *by_time(row)))
 
     def known(
@@ -135,9 +133,15 @@ class Objective:
     ) -> Row:
         """The candidate to take in place of the ``best``, where that is far from all measurements.
 
-        It is the best of those near them that measurements do not tell from it: a step with far
-        more images at once than any that was timed may be slower than its line says, by caches and
-        allocation. ``error`` is that of a candidate's time; the rest as for `best`.
+        A step with far more images at once than any that was timed may be slower than its line
+        says, because of caches and allocation. So the best candidate near the measurements is
+        taken, if measurements cannot tell it from the best.
+
+        Args:
+            best: The candidate with the least value.
+            rows: Candidates within the limits.
+            far_off: As `Table.far_off`.
+            error: As `Table.error`.
         """
         if not self.by_seconds or not far_off(best) or self.value(best) in (0.0, inf):
             return best
@@ -149,12 +153,12 @@ class Objective:
     def thrifty(
         self, best: Row, rows: Sequence[Row], far_off: Callable[[Row], bool], error: RowError
     ) -> Row:
-        """The candidate to take in place of the ``best`` where one that costs less is as good.
+        """The candidate to take in place of the ``best`` where a cheaper one is about as quick.
 
-        That of another cluster with the least time x cost, of those as quick as far as is known: it
-        takes hardly longer, measurements do not tell the two apart, and it is far from what was
-        measured only if the best is. Without a price the cost is in worker-hours. Arguments as for
-        `known`.
+        Of the best and of candidates of other clusters, the one with the least time x cost is
+        taken. Such a candidate takes less than `MIN_SAVING` longer, measurements cannot tell it
+        from the best, and it is far from what was measured only if the best is. Without a price the
+        cost is in worker-hours. Arguments are those of `known`.
         """
         if not self.saves_cost or best.full_accuracy is None:
             return best
@@ -169,7 +173,7 @@ class Objective:
         return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
 
     def _as_good(self, row: Row, best: Row, error: RowError) -> bool:
-        """Whether measurements do not tell that a candidate's value is larger than the best's."""
+        """Whether measurements cannot tell that a candidate's value is above the best's."""
         larger = log(self.value(row) / self.value(best))
         return larger <= Z_975 * hypot(error(row), error(best))
 
@@ -178,11 +182,14 @@ class Objective:
         batches: Sequence[int],  # noqa: ARG002
         per_sample: Callable[[int], float],  # noqa: ARG002
     ) -> Chosen[int] | None:
-        """The batch for a worker that steps by itself, where nothing else than these steps matters.
+        """The batch of a worker that steps by itself, where only the time of its steps matters.
 
         Args:
-            batches: Those within the limits, rising, at least one.
-            per_sample: Seconds of such a step for each sample in it, of any batch.
+            batches: Batches within the limits, rising, at least one.
+            per_sample: batch -> seconds of such a step over its samples.
+
+        Returns:
+            The batch and the reason; `None` where the objective does not go by the knee.
         """
         return None
 
@@ -194,7 +201,7 @@ class Objective:
         return sorted(map(self.best, by_cluster.values()), key=lambda row: row.order)
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
-        """Candidates that it may as well have taken, ``error`` being that of a candidate's time."""
+        """Candidates that measurements cannot tell from the chosen one, by `Table.error`."""
         return level_in_value(
             chosen,
             self.among(rows),
@@ -205,9 +212,11 @@ class Objective:
         )
 
     def level_words(self, others: Sequence[str], *, batches: bool = False) -> str:
-        """What measurements cannot tell from the choice, in a sentence; empty if nothing.
+        """A sentence that names the candidates which are level with the choice; empty without any.
 
-        ``batches``: whether they differ in the batch, and so in accuracy.
+        Args:
+            others: Names of these candidates.
+            batches: Whether they differ in the batch, and so in accuracy.
         """
         if not others:
             return ""
@@ -219,12 +228,12 @@ class Objective:
 
     @property
     def source(self) -> Source:
-        """What its choice rests on."""
+        """What the choice rests on: a prediction, or an assumption."""
         return "assumed" if self.by_accuracy and self.progress.assumed else "predicted"
 
     @property
-    def untold(self) -> str:
-        """What it goes by where nothing tells accuracy, in a sentence; empty if it needs none."""
+    def without_accuracy(self) -> str:
+        """What decides where accuracy is not known, in a sentence; empty if it does not matter."""
         return ""
 
     @property
@@ -232,11 +241,11 @@ class Objective:
         return f"goal.objective={self.goal.objective}"
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
-        """Why so many workers, of the best of each cluster."""
+        """The reason for the number of workers; ``sizes``: the best candidate of each cluster."""
         return f"That of the {self.best_is} ({self._named})."
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
-        """Why that batch; ``knee`` is its cluster's knee."""
+        """The reason for the batch; ``knee`` is its cluster's knee."""
         within = f"of the candidates within the limits ({self._named})"
         return f"The least predicted {self.what} {within}."
 
@@ -271,11 +280,11 @@ class _MostAccurate(Objective):
                 f"to tell anything of ({self._named})."
             )
         return (
-            f"The most accurate of the candidates within the limits{self._told(row)}, and of "
-            f"those that are shown as equal the quickest ({self._named})."
+            f"The most accurate of the candidates within the limits{self._accuracy_words(row)}, "
+            f"and of those that are shown as equal the quickest ({self._named})."
         )
 
-    def _told(self, row: Row) -> str:
+    def _accuracy_words(self, row: Row) -> str:
         if row.full_accuracy is None:
             return " held out"
         expected = "expected from other tasks' trainings, " if self.progress.assumed else ""
@@ -283,24 +292,24 @@ class _MostAccurate(Objective):
 
     @property
     def _after(self) -> str:
-        """Of which training that is, in words: what is compared is not that to the target."""
+        """After which training that is, in words: candidates are compared after all epochs."""
         return " after all epochs that may be trained" if self.progress.chooses else ""
 
 
 class _AccurateSoon(_MostAccurate):
-    """The quickest of those as accurate as the best within the tolerance."""
+    """The quickest of the candidates that are as accurate as the best, within the tolerance."""
 
     mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
     saves_cost = True
 
     @property
     def _least(self) -> str:
-        """Of what it takes the least: `goal.least` is of trainings to a target."""
+        """``time`` or ``cost``, which is minimized: `goal.least` counts for a target alone."""
         return self.goal.least if self.goal.target is not None else "time"
 
     def value(self, row: Row) -> float:
         whole = row.expense if self._least == "cost" else row.train_seconds
-        # Where nothing is told, what a limit leaves of a training says nothing of how quick it is.
+        # Without a prediction, limits may have cut epochs, so the value of one epoch is compared.
         return whole if row.full_accuracy is not None else whole / row.epochs
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -332,7 +341,7 @@ class _AccurateSoon(_MostAccurate):
         texts = [
             f"The least predicted {least} of the candidates within the limits that are as accurate "
             f"as the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}{half}"
-            f"{self._told(row)} ({self._named})."
+            f"{self._accuracy_words(row)} ({self._named})."
         ]
         if row.full_accuracy is None:
             texts = [
@@ -349,8 +358,8 @@ class _AccurateSoon(_MostAccurate):
         return " ".join(filter(None, texts))
 
     def _trade(self, row: Row, rows: Sequence[Row]) -> str:
-        """What the most accurate would reach more, and take; empty if that is nothing."""
-        # Below a batch all are alike, and the quickest of them tells what the points take.
+        """What the most accurate candidate would gain and take, in a sentence; empty if no gain."""
+        # Small batches may be equally accurate; the quickest of these shows what the gain takes.
         best = max(
             rows, key=lambda one: (one.full_accuracy or 0.0, -one.epoch_seconds), default=row
         )
@@ -410,12 +419,15 @@ class _AtTheKnee(Objective):
     by_seconds = False
 
     def best(self, rows: Sequence[Row]) -> Row:
-        """Where prices are known the least product of time and cost, of each cluster's knee."""
+        """The candidate to take of the knees of all clusters.
+
+        It has the least product of time and cost. Without prices it is on the smallest cluster
+        whose next size up saves too little time.
+        """
         sizes = self.sizes(rows)
         if _priced(sizes):
             edge = [sizes[at] for at in pareto([(row.train_seconds, row.expense) for row in sizes])]
             return min(edge, key=lambda row: (row.train_seconds * row.expense, *by_time(row)))
-        # The smallest cluster whose next size up saves too little.
         steps = _quickest(sizes)
         for row, larger in pairwise(steps):
             if 1 - larger.train_seconds / row.train_seconds <= self.goal.doubling_gain:
@@ -427,12 +439,11 @@ class _AtTheKnee(Objective):
         allowed = set(rows)
         by_cluster = ((knee.cluster, self.taken(knee)) for knee in self.knees)
         found = {cluster: row for cluster, row in by_cluster if row and row in allowed}
-        # A batch that is asked for stands for its cluster.
-        asked = [row for row in rows if row.cluster not in found]
+        asked = [row for row in rows if row.cluster not in found]  # batches that the job gives
         return sorted([*found.values(), *asked], key=lambda row: row.order)
 
     def taken(self, knee: KneeFit) -> Row | None:
-        """What stands for a cluster by its knee; `None` if nothing is within the limits."""
+        """The candidate of a cluster that the objective takes; `None` if none is in the limits."""
         return knee.best
 
     def alone(
@@ -457,10 +468,10 @@ class _AtTheKnee(Objective):
         if not _priced(sizes):
             return (*batches, *level_sizes(chosen, _quickest(sizes), error, gain))
 
-        def square_root(row: Row) -> float:  # of time and cost, so in proportion to the time
+        def value(row: Row) -> float:  # the root of time x cost is in proportion to the time
             return sqrt(row.train_seconds * row.expense)
 
-        return (*batches, *level_in_value(chosen, sizes, (), error, square_root))
+        return (*batches, *level_in_value(chosen, sizes, (), error, value))
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:
         if _priced(sizes):
@@ -530,13 +541,13 @@ class _AtTheKnee(Objective):
 
 
 class _WorthItsTime(_AtTheKnee):
-    """The knee, or a smaller batch where gradient noise says that images are worth less by then.
+    """The knee, or a smaller batch if by gradient noise larger ones make less progress in a time.
 
-    A GPU may go on saving time up to thousands of images a step, most of which teach nothing.
+    A GPU may save time up to thousands of images a step, most of which add no progress.
     """
 
     @property
-    def untold(self) -> str:
+    def without_accuracy(self) -> str:
         noise = self.progress.noise(self.progress.base_batch)
         by = "alone, as knee does" if noise is None else "and gradient noise"
         return f" So {self._named} goes by time {by}."
@@ -577,10 +588,11 @@ def _auto(goal: Goal, knees: Sequence[KneeFit], progress: Progress) -> Objective
 
 
 def _to_target(goal: Goal, knees: Sequence[KneeFit], progress: Progress) -> Objective:
-    """Where nothing was observed a batch is taken by accuracy, as without a target.
+    """The objective of trainings to an accuracy.
 
-    Least time over the chance to reach it supposes tries that have nothing in common, but the
-    task's level, which is what is not known, all have.
+    Where accuracy rests on other tasks alone, a batch is chosen by accuracy, as without a target.
+    The least time over the chance of success would suppose tries that are independent, but all have
+    the level of the task in common, which is what is not known.
     """
     if progress.chooses and progress.assumed:
         return _auto(goal, knees, progress)

@@ -1,4 +1,4 @@
-"""Which optimizer a batch is given: `optimizer=auto`, and what the other one's update takes."""
+"""Chooses the optimizer of a batch for `optimizer=auto`; extra time of an optimizer's update."""
 
 from __future__ import annotations
 
@@ -16,46 +16,38 @@ from batchwright.records.text.formatting import percent
 
 @dataclass(frozen=True)
 class Compared:
-    """A batch with which runs of the task had SGD, and others Muon; or would, as predicted.
+    """Accuracies with SGD and with Muon at one batch, by runs of the task or by prediction."""
 
-    Attributes:
-        batch: Global batch, in samples.
-        sgd: Mean held-out accuracy at the end with SGD, a share.
-        muon: The same with Muon.
-        error: Standard error of their difference.
-        runs: How many, of both; 0: a prediction, in which all is that is known beforehand.
-        by: What a prediction rests on beside other tasks' trainings; empty: on these alone.
-        longer: How many times the epochs with Muon SGD was given: those that take as long.
-        steps: Of the training that is predicted, where the planned one has too few to tell anything
-            of; 0: it is that one.
-    """
-
-    batch: int
-    sgd: float
-    muon: float
-    error: float
-    runs: int
-    by: str = ""
-    longer: float = 1.0
+    batch: int  # global batch, in samples
+    sgd: float  # mean held-out accuracy at the end with SGD, a share
+    muon: float  # mean held-out accuracy at the end with Muon, a share
+    error: float  # standard error of their difference
+    runs: int  # number of runs with either; 0: a prediction
+    by: str = ""  # what a prediction rests on besides other tasks' trainings; empty: on these alone
+    longer: float = 1.0  # epochs with SGD over those with Muon, so that both take the same time
+    # Steps of the training that is predicted in place of the planned one, which has too few; 0: the
+    # planned one is predicted.
     steps: int = 0
 
     @property
     def better(self) -> OptimizerName | None:
-        """The one that reached more; `None` if runs differ by no more than chance."""
+        """The optimizer that reaches more; `None` if runs differ by no more than chance."""
         if self.runs and abs(self.muon - self.sgd) <= Z_975 * self.error:
             return None
         return AUTO[self.muon > self.sgd]
 
 
 def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
-    """The optimizers that a job can come to."""
+    """The optimizers that a job may get."""
     return AUTO if job.optimizer == "auto" else (job.optimizer,)
 
 
 def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[OptimizerName, ...]:
-    """Optimizers worth a trial: none that the job speaks against or the network has no use for.
+    """Optimizers worth a trial: those that suit the job's settings and the network.
 
-    ``updates`` are of the optimizers that `auto` may come to, where they were timed.
+    Args:
+        job: The job.
+        updates: Update times of the optimizers that suit the network; empty: not timed.
     """
     names = AUTO[:1] if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
     timed = {one.optimizer for one in updates}
@@ -63,9 +55,13 @@ def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[Optimize
 
 
 def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) -> OptimizerName:
-    """The optimizer for a global batch: as asked, as runs showed, or as predicted; else SGD.
+    """The optimizer for a global batch: as asked, else by runs, else by prediction, else SGD.
 
-    ``compared`` are batches with both; one within a factor of two counts, the nearest.
+    Args:
+        job: The job.
+        batch: Global batch, in samples.
+        compared: Accuracies with both optimizers. The batch nearest to ``batch`` within a factor of
+            two counts.
     """
     return _chosen(job, batch, compared).value
 
@@ -73,7 +69,7 @@ def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) 
 def optimizer_reason(
     asked: Job, batch: int, compared: Sequence[Compared] = ()
 ) -> tuple[Reason, ...]:
-    """Why `auto` comes to what it comes to; nothing where the optimizer was asked for."""
+    """The reason for the optimizer of `optimizer=auto`; empty where the job names one."""
     if asked.optimizer != "auto":
         return ()
     return (_chosen(asked, batch, compared).reason("optimizer"),)
@@ -84,12 +80,10 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
         return Chosen(job.optimizer, "Asked for.", "asked")
     if against := _against_muon(job):
         return Chosen(SGD.name, against, "assumed")
-    # The nearest batch that ran with both, and the nearest prediction, if within a factor of two.
     near = [one for one in compared if abs(log2(one.batch / batch)) <= 1]
     near.sort(key=lambda one: abs(log2(one.batch / batch)))
-    ran, told = (
-        next((one for one in near if bool(one.runs) is had), None) for had in (True, False)
-    )
+    ran = next((one for one in near if one.runs), None)
+    predicted = next((one for one in near if not one.runs), None)
     measured = ""
     if ran:
         measured = (
@@ -99,34 +93,34 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
         if ran.better:
             return Chosen(ran.better, f"{measured}.", "measured")
         measured += ", no further apart than chance may set them. "
-    if told is None:
-        return Chosen(SGD.name, f"{measured}{_UNTOLD}", "assumed")
-    why = f"{measured}{_predicted(told)}."
-    if told.better != SGD.name:
+    if predicted is None:
+        return Chosen(SGD.name, f"{measured}{_NOT_PREDICTED}", "assumed")
+    why = f"{measured}{_prediction_words(predicted)}."
+    if predicted.better != SGD.name:
         why += " In a loop of your own: `bw.muon(model, lr=...)`; `optimizer=sgd` keeps SGD."
-    return Chosen(told.better or SGD.name, why, "predicted" if told.by else "assumed")
+    return Chosen(predicted.better or SGD.name, why, "predicted" if predicted.by else "assumed")
 
 
-def _predicted(told: Compared) -> str:
-    """Which would reach more, by how much, and how sure that is.
+def _prediction_words(found: Compared) -> str:
+    """Which optimizer would reach more, by how much, and how certain that is.
 
-    Not what each reaches: runs may tell that by their curves, and the reason `accuracy` says it.
+    The accuracy itself is left to the reason `accuracy`: runs may predict it better.
     """
     by = "There are no trials: by what other tasks' trainings showed"
-    if told.by:
-        by = f"By {told.by}, and what other tasks showed where these say nothing"
-    apart, takes = 100 * (told.muon - told.sgd), ""
-    if told.longer > 1:
-        takes = f"; a step with Muon takes {told.longer:.3g} times as long"
-    few = f" in a training of {told.steps} steps" if told.steps else ""
-    when = " in the same time" if told.longer > 1 else ""
+    if found.by:
+        by = f"By {found.by}, and what other tasks showed where these say nothing"
+    apart, takes = 100 * (found.muon - found.sgd), ""
+    if found.longer > 1:
+        takes = f"; a step with Muon takes {found.longer:.3g} times as long"
+    few = f" in a training of {found.steps} steps" if found.steps else ""
+    when = " in the same time" if found.longer > 1 else ""
     return (
         f"{by}, Muon would reach {abs(apart):.1f} points {'more' if apart > 0 else 'less'} held "
-        f"out than SGD{few}{when}, give or take {100 * Z_975 * told.error:.1f}{takes}"
+        f"out than SGD{few}{when}, give or take {100 * Z_975 * found.error:.1f}{takes}"
     )
 
 
-_UNTOLD = (
+_NOT_PREDICTED = (
     "The usual one: there are no trials, and weights were learnt before, there are no classes, or "
     "rates are others, of which other tasks' trainings tell nothing; optimizer=muon takes Muon in "
     "any case."
@@ -134,7 +128,7 @@ _UNTOLD = (
 
 
 def _against_muon(job: Job) -> str:
-    """What in a job speaks for SGD at any batch, in a sentence; empty if nothing does."""
+    """The setting of a job that calls for SGD at any batch, in a sentence; empty if none does."""
     if not job.method_spec.same_steps:
         return f"method={job.method} is as published: with SGD."
     if job.learning_rate != "auto":
@@ -163,18 +157,19 @@ def _against_muon(job: Job) -> str:
 def extra_seconds(
     job: Job, profile: Profile, name: OptimizerName, workers: int, speed: float = 1.0
 ) -> Estimate | None:
-    """What an update takes more than one of the optimizer that was measured with.
+    """Seconds that an optimizer's update takes more than that of the measured steps.
 
     Args:
-        job: To plan for.
-        profile: Measured, with SGD where `updates` says what others take.
-        name: The optimizer that the batch in question is given.
-        workers: That compute at the same time; updates of the nearest number count.
-        speed: Of the workers in question, as a multiple of the measured one.
+        job: The job to plan for.
+        profile: What was measured; with `optimizer=auto` its steps are SGD's, and its `updates`
+            have the update of each optimizer.
+        name: The optimizer.
+        workers: Workers that compute at the same time; updates of the nearest number count.
+        speed: Speed of the workers over that of the measured ones.
 
     Returns:
-        In seconds, at least 0; `None` where it is the same optimizer, where nothing was measured,
-        and for a virtual cluster, whose clock goes by the steps alone.
+        Seconds, at least 0; `None` where it is the same optimizer, where updates were not measured,
+        and for a virtual cluster, whose clock counts steps alone.
     """
     if profile.job.optimizer != "auto" or name == SGD.name or job.launcher.simulated:
         return None
@@ -182,7 +177,7 @@ def extra_seconds(
     if usual is None or other is None:
         return None
     value = max(0.0, other.seconds - usual.seconds)
-    # An update is the same for any batch, so all of it is of the kind that lasting drift is of.
+    # An update takes the same time whatever the batch, so all of it is subject to `HANDING_OVER`.
     factor = exp(Z_975 * HANDING_OVER) if profile.cluster.several_cores else 1.0
     return Estimate(
         value=value / speed,

@@ -1,4 +1,4 @@
-"""What is predicted: records of candidates and of points that were not measured, and reasons."""
+"""Records of predictions: candidates, steps that were not measured, and the reasons for them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ from batchwright.errors import TOO_LITTLE_SHARED
 from batchwright.planning.candidates.choice import Choice
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
-from batchwright.planning.candidates.local_batches import largest_shares
+from batchwright.planning.candidates.local_batches import shares_by_kind
 from batchwright.planning.candidates.objectives import pareto
 from batchwright.planning.candidates.progress import FAR, Progress
-from batchwright.planning.candidates.table import FAR_OFF, Row, Table, in_memory
+from batchwright.planning.candidates.table import (
+    FAR_OFF,
+    SECONDS_PER_HOUR,
+    Row,
+    Table,
+    in_memory,
+)
 from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import product
-from batchwright.prediction.cost import train_cost
 from batchwright.records import Estimate, Goal, HeldOut, Job, Prediction, Reason, Source, Stage
 from batchwright.records.text.formatting import between, counted, local_batches, percent, size
 
 MAX_SHOWN = 200
-"""More candidates than this are not listed one by one."""
+"""Most candidates that a plan lists in full."""
 
 _ASSUMED: Source = "assumed"
 _PREDICTED: Source = "predicted"
 
 
 def frontier(rows: Sequence[Row]) -> set[Row]:
-    """Rows within the limits that none of the same resolution beats in time, cost and accuracy.
+    """Rows within the limits that are Pareto-optimal in time, cost and accuracy at a resolution.
 
-    Under `target-accuracy` these are time and cost to the target, and accuracy does not count.
+    With `goal.objective=target-accuracy` time and cost are those to the target, and accuracy does
+    not count.
     """
     found: set[Row] = set()
     for side in {row.resolution for row in rows}:
@@ -54,7 +60,7 @@ def frontier(rows: Sequence[Row]) -> set[Row]:
 
 
 def kept_rows(rows: Sequence[Row], knees: Sequence[KneeFit], choice: Choice) -> list[Row]:
-    """Rows to list: all, or if they are many the frontier, the chosen cluster and the knees."""
+    """Rows to list: all, or of more than `MAX_SHOWN` the frontier, the chosen cluster and knees."""
     if len(rows) <= MAX_SHOWN:
         return list(rows)
     kept = frontier(rows) | {knee.row for knee in knees if knee.row} | {choice.row, choice.free}
@@ -76,7 +82,16 @@ def predictions(
     *,
     named: bool,
 ) -> tuple[Prediction, ...]:
-    """Records of the rows that are kept; ``rows`` are all, for the frontier."""
+    """Records of the rows that are listed.
+
+    Args:
+        table: Predicts times and memory.
+        rows: All rows, of which the frontier is taken.
+        kept: Rows to list.
+        choice: The choice.
+        progress: What a batch means for progress.
+        named: Whether workers are of named kinds.
+    """
     edge = frontier(rows)
     level = set(choice.level)
     return tuple(
@@ -88,15 +103,16 @@ def predictions(
 def prediction(
     table: Table, row: Row, progress: Progress, *, named: bool, edge: bool, level: bool = False
 ) -> Prediction:
-    """The record of one row."""
+    """The record of one row; ``edge``: whether it is on the frontier."""
     step = table.step_estimate(row)
-    shares = largest_shares(row.cluster, row.totals)
+    members = shares_by_kind(row.cluster, row.totals)
+    shares = [share for _, share in members]
     workers = row.cluster.workers
-    members = [(kind, share) for (kind, _), share in zip(row.cluster.members, shares, strict=True)]
     cuts = [table.parts(row, kind, share)[0] for kind, share in members]
     peaks = [table.peak(row, kind, share) for kind, share in members]
     train = scaled(step, row.train_seconds)
-    prices = [(count, kind.price or 0.0) for kind, count in row.cluster.members]
+    epochs = progress.predicted_epochs(row.batch)
+    per_second = (row.cluster.hourly or 0.0) / SECONDS_PER_HOUR  # every worker is paid for all
     return Prediction(
         workers=workers,
         kinds=row.cluster.kinds if named else (),
@@ -109,15 +125,21 @@ def prediction(
         epoch_seconds=scaled(step, row.epoch_seconds),
         peak_bytes=max(peaks, key=lambda one: one.high),
         efficiency=progress.efficiency(row.batch),
-        epochs=_epochs(row, progress),
+        epochs=epochs if epochs is not None and epochs.value <= FAR * progress.planned else None,
         trained_epochs=row.epochs if progress.chooses else None,
         target_seconds=_target(row, step, progress),
         accuracy=progress.reached(row.batch, row.epochs),
         train_seconds=train,
-        cost=None if row.cost is None else train_cost(prices, train),
+        cost=None
+        if row.cost is None
+        else Estimate(
+            value=per_second * train.value,
+            low=per_second * train.low,
+            high=per_second * train.high,
+        ),
         extrapolated=any(
             kind.times.extrapolates(workers, row.resolution, micro)
-            for (kind, _), micro in zip(row.cluster.members, cuts, strict=True)
+            for (kind, _), micro in zip(members, cuts, strict=True)
         ),
         assumed=row.cluster.assumed,
         frontier=edge,
@@ -126,16 +148,10 @@ def prediction(
     )
 
 
-def _epochs(row: Row, progress: Progress) -> Estimate | None:
-    """Epochs to the target, unless they are far beyond those stated."""
-    found = progress.epochs_told(row.batch)
-    return None if found is None or found.value > FAR * progress.planned else found
-
-
 def _target(row: Row, step: Estimate, progress: Progress) -> Estimate | None:
-    """Seconds to the target, as uncertain as the step time and the epochs together.
+    """Seconds to the target, with the errors of the step time and of the epochs.
 
-    Epochs that were chosen are certain.
+    Epochs that the plan chooses have no error.
     """
     if row.target_seconds is None or not isfinite(row.target_seconds):
         return None
@@ -148,24 +164,25 @@ def _target(row: Row, step: Estimate, progress: Progress) -> Estimate | None:
 
 
 def micro_batch(shares: Sequence[int], cuts: Sequence[int]) -> int:
-    """Most samples at once that suit all kinds: of those that are cut, the least."""
+    """Most samples in one pass that suit all kinds: the least of the shares that are cut."""
     limited = [cut for share, cut in zip(shares, cuts, strict=True) if cut < share]
     return min(limited) if limited else max(cuts)
 
 
 def scaled(step: Estimate, value: float) -> Estimate:
-    """An interval around ``value`` as wide, relative to it, as that of the step time."""
+    """``value`` with the interval of the step time, in proportion."""
     ratio = value / step.value
     return Estimate(value=value, low=step.low * ratio, high=step.high * ratio)
 
 
 def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
-    """Steps midway, on a logarithmic scale, between neighbouring measured batches.
+    """Predicted steps midway between neighbouring measured batches, to check predictions with.
 
-    Of each measured number of workers and resolution, rounded to even batches.
+    For each measured number of workers and resolution: the geometric means of neighbouring batches,
+    rounded to even numbers.
     """
     measured: dict[tuple[int, int], set[int]] = {}
-    memory = replace(kind.memory, extra=0)  # what is measured again are steps of a probe
+    memory = replace(kind.memory, extra=0)  # `check` measures steps as a probe does
     for point in kind.profile.steps:
         measured.setdefault((point.workers, point.resolution), set()).add(point.local_batch_size)
     return tuple(
@@ -196,7 +213,14 @@ _CORES_MAY_MOVE = (
 def prediction_reasons(
     job: Job, row: Row, found: Prediction, stage: Stage
 ) -> tuple[Reason, tuple[Reason, ...], Reason]:
-    """Reasons for the local batches, the memory and the time of the chosen row."""
+    """Reasons for the local batches, the memory and the epoch time of the chosen row.
+
+    Args:
+        job: Resolved.
+        row: The chosen row.
+        found: Its record.
+        stage: The stage of the plan that is made of it.
+    """
     texts = [_described(row, index) for index in range(len(row.cluster.members))]
     if found.extrapolated:
         texts.append("Batch, resolution or workers lie outside what was measured.")
@@ -206,8 +230,7 @@ def prediction_reasons(
         for kind, _ in row.cluster.members
     ):
         texts.append(_CORES_MAY_MOVE)
-    one = found.epoch_seconds
-    value = between(one, " s")
+    value = between(found.epoch_seconds, " s")
     source = _ASSUMED if found.assumed else _PREDICTED
     return (
         _local_batches(stage, row.cluster),
@@ -217,7 +240,7 @@ def prediction_reasons(
 
 
 def _local_batches(stage: Stage, cluster: ClusterOption) -> Reason:
-    """Equal shares, or equal times, in one go or accumulated."""
+    """The reason for the local batches: equal shares or equal times, in one pass or several."""
     shares, source = "Equal shares", _ASSUMED
     if len(cluster.members) > 1:
         shares = "Shares with which all kinds take equal time, within the memory of each"
@@ -233,7 +256,7 @@ def _local_batches(stage: Stage, cluster: ClusterOption) -> Reason:
 
 
 def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
-    """The predicted peak against the limit, and the largest batch under it."""
+    """Reasons for the predicted peak against the limit, and for the largest batch that fits."""
     kind, _ = row.cluster.members[0]
     whose = "goal.memory" if goal.memory else "what the device has free for one worker"
     why = (
@@ -261,7 +284,7 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
 
 
 def _lost(kind: WorkerType, row: Row) -> str:
-    """What kept a probe from measuring one sample more than the largest batch; empty: nothing."""
+    """Why the largest batch is bounded by a failure of the probe, in a sentence; else empty."""
     place = row.cluster.workers, row.resolution
     lost = kind.lost(*place)
     if lost is None or kind.largest(*place) < lost.local_batch_size - 1:
@@ -271,6 +294,7 @@ def _lost(kind: WorkerType, row: Row) -> str:
 
 
 def _described(row: Row, index: int) -> str:
+    """How the step time of one kind of worker was predicted, in sentences."""
     kind, count = row.cluster.members[index]
     whose = f"{kind.name}: " if len(row.cluster.members) > 1 else ""
     counts = [n for n in kind.measured if n <= row.cluster.workers] or [kind.measured[0]]
@@ -300,9 +324,9 @@ def _sentence(text: str) -> str:
 
 
 def extrapolations(cluster: ClusterOption, stages: Sequence[Stage]) -> tuple[Reason, ...]:
-    """Which of a plan's steps are far larger or smaller than any that was measured there.
+    """Reasons that warn of steps far larger or smaller than any measured with these workers.
 
-    Numbers of workers and resolutions that were not measured at all are told of elsewhere.
+    Numbers of workers and resolutions that were not measured at all have other reasons.
     """
     found: dict[tuple[int, str], Reason] = {}
     for stage in stages:
@@ -330,7 +354,7 @@ def extrapolations(cluster: ClusterOption, stages: Sequence[Stage]) -> tuple[Rea
 
 
 def training_time(job: Job, found: Prediction) -> Reason:
-    """The whole training and what it costs, against the limits."""
+    """The reason for the time and the cost of the whole training, against the limits."""
     time, cost = found.train_seconds, found.cost
     value = "" if time is None else between(time, " s")
     why = f"{counted(job.epochs, 'epoch')}, and the evaluations among them."

@@ -1,13 +1,13 @@
-r"""Workers that are taken away: what it costs, how often to write a checkpoint, whether spot pays.
+r"""Preempted workers: the time that is lost, how often to write a checkpoint, whether spot pays.
 
-With workers lost every M seconds, work takes as much longer as `algorithms.checkpointing` expects.
-A training loses K times, a Poisson number with mean T / M, and each time what was trained since the
-last checkpoint, half an interval in the mean, and the restart.
+Where a worker is lost every M seconds in the mean, a training takes T seconds by
+`algorithms.checkpointing`. The number of losses is a Poisson number with mean T / M. Each loss
+costs the training since the last checkpoint, half an interval in the mean, and the restart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
 
 from batchwright.algorithms.checkpointing import (
@@ -22,31 +22,23 @@ from batchwright.records import Alternative, Estimate, Job, NetworkFacts, Reason
 from batchwright.records.text.formatting import duration, number, percent
 
 TOO_OFTEN = 100.0
-"""Times as long as without losses: a candidate that takes so long is refused."""
+"""Seconds with losses over those without, from which on a candidate is refused."""
 
 _HOUR = 3600.0
 _DALY = "Daly 2006, Future Generation Computer Systems 22(3); Young 1974, CACM 17(9)"
-_HALVINGS = 60
-_FEW = 200.0  # losses, above which their number is taken to be normal
+_HALVINGS = 60  # bisections
+_FEW = 200.0  # mean number of losses above which a normal distribution stands for the Poisson one
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What workers that are taken away cost a training.
+    """The time that a training loses by workers that are taken away."""
 
-    Attributes:
-        mean: Seconds between two of them; infinite where none is.
-        cost: Seconds that a checkpoint holds up training.
-        restart: From a loss until all train again.
-        asked: Seconds between checkpoints that the job says; `None`: the best.
-        assumed: Whether nobody said what a checkpoint takes.
-    """
-
-    mean: float
-    cost: float
-    restart: float
-    asked: float | None = None
-    assumed: bool = False
+    mean: float  # mean seconds between two losses; infinite where there are none
+    cost: float  # seconds that a checkpoint holds up training
+    restart: float  # seconds from a loss until all workers train again
+    asked: float | None = None  # seconds between checkpoints, as the job says; `None`: the best
+    assumed: bool = False  # whether ``cost`` is assumed
 
     @property
     def interval(self) -> float:
@@ -56,7 +48,7 @@ class Losses:
         return float(f"{max(daly_interval(self.cost, self.mean), 1.0):.3g}")
 
     def seconds(self, work: float) -> float:
-        """What so much work takes in the mean; at most 100 times as long."""
+        """Mean seconds that ``work`` seconds of training take with losses; at most 100 times."""
         if self.mean == inf or work <= 0:
             return work
         return min(self._at(work, min(self.interval, work)), TOO_OFTEN * work)
@@ -65,16 +57,16 @@ class Losses:
         return expected_seconds(work, interval, self.cost, self.restart, self.mean)
 
     def endless(self, work: float) -> bool:
-        """Whether a training of so much work is one that does not get on."""
+        """Whether a training of ``work`` seconds takes `TOO_OFTEN` times as long, or longer."""
         return self.mean < inf and self.seconds(work) >= TOO_OFTEN * work
 
     def estimate(self, work: Estimate) -> Estimate:
-        """`seconds` for a value and both ends of its interval."""
+        """`seconds` of an estimate: of its value and both ends of its interval."""
         value, low, high = map(self.seconds, (work.value, work.low, work.high))
         return Estimate(value=value, low=low, high=high)
 
     def work(self, seconds: float) -> float:
-        """The work that takes so long."""
+        """Seconds of work that take ``seconds`` with losses: the inverse of `seconds`."""
         low, high = 0.0, seconds
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -82,7 +74,7 @@ class Losses:
         return high
 
     def spread(self, work: float) -> tuple[float, float]:
-        """Ends of the 95 % interval of what the work takes, by how often workers are lost."""
+        """95 % interval of the seconds that ``work`` takes, by the random number of losses."""
         if self.mean == inf:
             return work, work
         interval = min(self.interval, work)
@@ -93,7 +85,7 @@ class Losses:
         return max(work, mean + (low - times) * each), mean + (high - times) * each
 
     def reasons(self, train: Estimate) -> tuple[Reason, ...]:
-        """Lost work and checkpoints of a training that takes so long, losses included."""
+        """Reasons on lost work and checkpoints; ``train``: seconds of training, losses included."""
         if self.mean == inf:
             return ()
         work = self.work(train.value)
@@ -107,15 +99,16 @@ class Losses:
             "predicted",
             _DALY,
         )
-        told = "assumed for one (goal.checkpoint_cost)" if self.assumed else "for one"
+        for_one = "assumed for one (goal.checkpoint_cost)" if self.assumed else "for one"
+        cost = f"{duration(self.cost)} {for_one}"
         best = max(daly_interval(self.cost, self.mean), 1.0)
         young = max(young_interval(self.cost, self.mean), 1.0)
         why = (
-            f"Daly's for {duration(self.cost)} {told}: short enough for what is lost to be little, "
-            "long enough for checkpoints to be."
+            f"Daly's for {cost}: short enough for what is lost to be little, long enough for "
+            "checkpoints to be."
         )
         if self.asked is not None:
-            why = f"Asked for. Daly's would be {duration(best)}, for {duration(self.cost)} {told}."
+            why = f"Asked for. Daly's would be {duration(best)}, for {cost}."
         others = [
             Alternative(value=f"{words}{duration(one)}", loss=self._loss(work, one))
             for words, one in (("Young's ", young), ("Daly's ", best), ("", 60.0))
@@ -133,7 +126,7 @@ class Losses:
 
 
 def losses_of(job: Job, network: NetworkFacts, preemptions: float) -> Losses:
-    """The losses of a cluster from which ``preemptions`` workers are taken away in an hour."""
+    """The losses of a cluster; ``preemptions``: workers that are taken away in an hour, mean."""
     goal = job.goal
     asked = None if job.checkpoint_seconds == "auto" else job.checkpoint_seconds
     return Losses(
@@ -151,33 +144,29 @@ def losses_of(job: Job, network: NetworkFacts, preemptions: float) -> Losses:
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to pay for the same workers.
+    """One way to pay for some workers."""
 
-    Attributes:
-        name: Of the cluster, such as ``4 a100-spot``.
-        hourly: Price of all its workers.
-        losses: What is lost on it.
-    """
-
-    name: str
-    hourly: float
-    losses: Losses
+    name: str  # name of the cluster, such as ``4 a100-spot``
+    hourly: float  # price of all its workers for an hour
+    losses: Losses  # the time that is lost on it
 
     def cost(self, work: float) -> Estimate:
-        """Cost of so much work; its interval follows from how often workers are lost."""
+        """Cost of ``work`` seconds of training; its interval is that of the number of losses."""
         seconds = self.losses.seconds(work), *self.losses.spread(work)
         value, low, high = (one * self.hourly / _HOUR for one in seconds)
         return Estimate(value=value, low=min(low, value), high=max(high, value))
 
 
 def spot_reason(chosen: Offer, other: Offer, work: float, workers: int) -> Reason:
-    """Which of two offers of the same workers is cheaper, one of them spot, and up to which rate.
+    """The reason that compares two offers of the same workers, one of them spot.
+
+    It says which is cheaper, and up to which rate of preemptions spot is.
 
     Args:
-        chosen: The plan's.
-        other: The other one.
+        chosen: The plan's offer.
+        other: The other offer.
         work: Seconds of training without losses.
-        workers: Of either.
+        workers: Number of workers of either.
     """
     spot, steady = (chosen, other) if chosen.losses.mean < inf else (other, chosen)
     ours, theirs = spot.cost(work), steady.cost(work)
@@ -215,25 +204,20 @@ def spot_reason(chosen: Offer, other: Offer, work: float, workers: int) -> Reaso
 
 
 def _break_even(spot: Offer, cost: float, work: float, workers: int) -> float:
-    """Preemptions of a worker in an hour at which spot costs as much."""
+    """Preemptions of a worker in an hour at which spot costs ``cost``."""
     low, high = 0.0, 1000.0
     if work * spot.hourly / _HOUR >= cost:
         return 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        losses = Losses(
-            _HOUR / middle / workers,
-            spot.losses.cost,
-            spot.losses.restart,
-            spot.losses.asked,
-        )
+        losses = replace(spot.losses, mean=_HOUR / middle / workers)
         cheap = losses.seconds(work) * spot.hourly / _HOUR < cost
         low, high = (middle, high) if cheap else (low, middle)
     return low
 
 
 def _poisson_ends(mean: float) -> tuple[float, float]:
-    """2.5 % and 97.5 % quantiles of a Poisson number."""
+    """2.5 % and 97.5 % quantiles of a Poisson distribution."""
     if mean > _FEW:
         return mean - Z_975 * sqrt(mean), mean + Z_975 * sqrt(mean)
     term = total = exp(-mean)

@@ -1,4 +1,4 @@
-"""What a batch means for progress: epochs to a target and accuracy, by runs, trials and noise."""
+"""Progress against the batch: epochs to a target and accuracy, by runs, trials and noise."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf, log
 from statistics import NormalDist
 
-from batchwright.planning.candidates.learnt import Learnt
+from batchwright.planning.candidates.learnt import LearningLaw
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Reason, Source
 from batchwright.records.text.formatting import counted, number, percent, shares_between
 
 FAR = 10
-"""Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
-holds so far."""
+"""Largest number of epochs that is predicted, over the job's: the law may not hold further."""
 
 
 def fewest_epochs(job: Job) -> int:
@@ -25,49 +24,35 @@ def fewest_epochs(job: Job) -> int:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a batch means for the training's progress, each batch asked once.
+    """Progress of a training against its batch; the figures of each batch are computed once."""
 
-    Attributes:
-        models: Fitted, by optimizer.
-        optimizer: The one that a batch is given.
-        base_batch: Global batch whose progress per sample counts as 1.
-        planned: Epochs of the training, the most where the plan chooses them.
-        target: Held-out accuracy to reach, a share; `None` if none is given.
-        confidence: Probability with which the chosen epochs are to reach it.
-        least: Fewest epochs that may be chosen; `None` where the plan does not choose them.
-        learnt: What trials tell or, without any, other tasks; `None` where these do not.
-        guessing: Accuracy that guessing has, a share.
-        smallest: Least global batch of a candidate.
-        judged: Whether the network's answers have an accuracy, as far as is known.
-        unknown: Why they tell nothing, and what the choice goes by then, in sentences.
-    """
-
-    models: Mapping[OptimizerName, ProgressModel]
-    optimizer: Callable[[int], OptimizerName]
-    base_batch: int
-    planned: int
-    target: float | None = None
-    confidence: float = 0.8
+    models: Mapping[OptimizerName, ProgressModel]  # fitted progress model of each optimizer
+    optimizer: Callable[[int], OptimizerName]  # batch -> its optimizer
+    base_batch: int  # global batch whose progress per sample counts as 1
+    planned: int  # epochs of the training; where the plan chooses them, the most
+    target: float | None = None  # held-out accuracy to reach, a share; `None` if none is given
+    confidence: float = 0.8  # probability with which the chosen epochs are to reach the target
+    # Fewest epochs that may be chosen; `None` where the plan does not choose them.
     least: int | None = None
-    learnt: Learnt | None = None
-    guessing: float = 0.0
-    smallest: int = 1
-    judged: bool = True
-    unknown: str = ""
+    # The law of learning, fitted to trials or resting on other tasks; `None`: none.
+    learnt: LearningLaw | None = None
+    guessing: float = 0.0  # accuracy of guessing, a share
+    smallest: int = 1  # smallest global batch of a candidate, in samples
+    judged: bool = True  # whether the network's answers have an accuracy, as far as is known
+    unknown: str = ""  # why accuracy is not predicted, and what decides instead, in sentences
     _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _reached: dict[tuple[int, int], Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
-        """The progress model of the optimizer that is chosen for a batch."""
+        """The progress model of a batch's optimizer."""
         return self.models[self.optimizer(batch)]
 
     def efficiency(self, batch: int) -> Estimate | None:
-        """Progress per sample against the base batch, at the rate that each is given.
+        """Progress per sample over that with the base batch, each at its planned rate.
 
-        In proportion to 1 over the epochs to the target, as far as these are known; `None` if
-        nothing tells.
+        It is the ratio of the epochs to the target, where these are known; `None` if not known.
         """
         own, base = self.to_target(batch), self.relative_epochs(self.base_batch)
         if own is None or base is None or base == inf:
@@ -75,10 +60,10 @@ class Progress:
         return Estimate(value=base / own.value, low=base / own.high, high=base / own.low)
 
     def to_target(self, batch: int) -> Estimate | None:
-        """Epochs to the target or, where no run tells them, over those with the base batch.
+        """Epochs to the target or, where these are not known, over those with the base batch.
 
-        `None` if nothing tells, where only runs with another optimizer reached the target, and
-        where those with such a batch missed it.
+        `None` if not known either, if only runs with another optimizer reached the target, and if
+        runs with such a batch missed it.
         """
         if batch not in self._to_target:
             epochs = self.epochs(batch)
@@ -89,7 +74,7 @@ class Progress:
         return self._to_target[batch]
 
     def _by_law(self, batch: int, other: int) -> Estimate | None:
-        """Epochs with a batch over those with another, for as much accuracy, by the law."""
+        """Epochs with a batch over those with another to the same accuracy, by the law."""
         if self.learnt is None or self._misses(batch) or self._misses(other):
             return None
         one, another = ((self.optimizer(size), size) for size in (batch, other))
@@ -99,20 +84,21 @@ class Progress:
         return at_target or model.samples_compared(one, another, accuracy)
 
     def _misses(self, batch: int) -> bool:
+        """Whether runs decide about a batch: some reached the target, or its own missed it."""
         return self._runs_tell or self.model(batch).misses_target(batch)
 
     @property
     def _runs_tell(self) -> bool:
-        """Whether runs reached the target."""
+        """Whether some run reached the target."""
         return any(model.tells_epochs for model in self.models.values())
 
     def epochs(self, batch: int) -> Estimate | None:
-        """Epochs to the target accuracy; `None` if nothing tells."""
+        """Epochs to the target accuracy; `None` if not known."""
         if batch not in self._epochs:
             found = self.model(batch).epochs(batch)
-            told = self.trials(batch)
-            if found is None and told is not None and self.target is not None:
-                found = told.epochs_to(self.optimizer(batch), batch, self.target)
+            law = self.trials(batch)
+            if found is None and law is not None and self.target is not None:
+                found = law.epochs_to(self.optimizer(batch), batch, self.target)
             self._epochs[batch] = found
         return self._epochs[batch]
 
@@ -121,26 +107,26 @@ class Progress:
         """Whether guessing reaches the target, so that any training does."""
         return self.target is not None and self.target <= self.guessing
 
-    def epochs_told(self, batch: int) -> Estimate | None:
-        """`epochs`, and no fewer than those from which on anything is told."""
+    def predicted_epochs(self, batch: int) -> Estimate | None:
+        """`epochs`, but no fewer than the law of learning predicts anything of."""
         found, trials = self.epochs(batch), self.trials(batch)
         if found is None or trials is None:
             return found
-        first = trials.told_from(batch)
+        first = trials.predictable_from(batch)
         ends = {end: max(first, getattr(found, end)) for end in ("value", "low", "high")}
         return Estimate(**ends)
 
     @property
     def chooses(self) -> bool:
-        """Whether the plan chooses the epochs, and something tells them."""
-        tells = self.learnt is not None or self._runs_tell
-        return self.least is not None and self.target is not None and tells
+        """Whether the plan chooses the epochs, and can predict how many the target takes."""
+        known = self.learnt is not None or self._runs_tell
+        return self.least is not None and self.target is not None and known
 
     def needed(self, batch: int, most: int | None = None) -> int | None:
-        """Fewest whole epochs that reach the target with the stated probability.
+        """Fewest whole epochs that reach the target with the probability `confidence`.
 
-        `None` if that takes more than ``most``, which are those planned unless said otherwise, and
-        where the plan does not choose them.
+        `None` if that takes more than ``most`` epochs (unset: those planned), and where the plan
+        does not choose the epochs.
         """
         if not self.chooses:
             return None
@@ -161,9 +147,9 @@ class Progress:
         return self._needed[batch, most]
 
     def chance(self, batch: int, most: int | None = None) -> float:
-        """Probability that so many epochs reach the target; 0 where nothing tells, 1 by guessing.
+        """Probability that ``most`` epochs (unset: those planned) reach the target.
 
-        ``most`` are those planned unless said otherwise.
+        0 where it is not known, and 1 where guessing reaches the target.
         """
         if self.target is None:
             return 0.0
@@ -171,7 +157,7 @@ class Progress:
             return 1.0
         most = most or self.planned
         if (trials := self.trials(batch)) is not None:
-            if not trials.tells(batch, most):
+            if not trials.predicts(batch, most):
                 return 0.0
             training = trials.candidate(self.optimizer(batch), batch, most)
             return trials.model.probability(training, self.target)
@@ -185,40 +171,40 @@ class Progress:
         return NormalDist().cdf(log(most / epochs.value) / error)
 
     def fewest(self, batch: int) -> int:
-        """Fewest epochs that may be chosen of which anything is told."""
-        told = 1 if self.law is None else ceil(self.law.told_from(batch))
-        return max(told, self.least or 1)
+        """Fewest epochs that may be chosen and whose accuracy is predicted."""
+        predictable = 1 if self.law is None else ceil(self.law.predictable_from(batch))
+        return max(predictable, self.least or 1)
 
-    def untold(self, batch: int, epochs: int) -> bool:
-        """Whether trials tell nothing of a training, as it has too few steps."""
+    def too_short(self, batch: int, epochs: int) -> bool:
+        """Whether a training has too few steps for the law of learning to predict it."""
         trials = self.trials(batch)
-        return trials is not None and not trials.tells(batch, epochs)
+        return trials is not None and not trials.predicts(batch, epochs)
 
     def trained(self, batch: int) -> int:
-        """Epochs that a candidate with such a batch is trained."""
+        """Epochs for which a candidate with this batch is trained."""
         return self.needed(batch) or self.planned
 
-    def trials(self, batch: int) -> Learnt | None:
-        """What trials tell of such a batch; `None` where a run does, which tells better."""
+    def trials(self, batch: int) -> LearningLaw | None:
+        """The law of learning for a batch; `None` where runs decide, which are more certain."""
         return None if self._misses(batch) else self.learnt
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
-        """Held-out accuracy after so many epochs; `None` if nothing tells."""
+        """Held-out accuracy after ``epochs`` epochs, a share; `None` if not known."""
         if self.law is not None:
             return self.law.accuracy(self.optimizer(batch), batch, epochs)
         return self.model(batch).accuracy(batch, epochs)
 
     @property
-    def law(self) -> Learnt | None:
-        """What tells accuracy where there are trials, unless runs tell the epochs to a target.
+    def law(self) -> LearningLaw | None:
+        """The law of learning, by which accuracy is predicted; `None` if runs reached the target.
 
-        It rests on runs as well, and knows how optimizers and batches differ.
+        The law also rests on runs, and on how optimizers and batches differ.
         """
         return None if self._runs_tell else self.learnt
 
     @property
-    def told_steps(self) -> int:
-        """Fewest steps of a training of which anything is told."""
+    def predictable_steps(self) -> int:
+        """Fewest steps of a training whose accuracy is predicted."""
         return 1 if self.law is None else self.law.steps
 
     @property
@@ -228,13 +214,13 @@ class Progress:
 
     @property
     def assumed(self) -> bool:
-        """Whether what is told of accuracy rests on other tasks alone: nothing was observed."""
+        """Whether predictions of accuracy rest on other tasks alone: nothing was observed."""
         return self.law is not None and not self.law.observed
 
     def reached(self, batch: int, epochs: int | None = None) -> Estimate | None:
-        """Held-out accuracy at the end of the training; `None` if nothing tells.
+        """Held-out accuracy at the end of a training, a share; `None` if not known.
 
-        ``epochs`` are those that it is trained unless said otherwise.
+        ``epochs``: Epochs of the training; unset: those for which the batch is trained.
         """
         key = batch, epochs or self.trained(batch)
         if key not in self._reached:
@@ -242,7 +228,7 @@ class Progress:
         return self._reached[key]
 
     def within(self, epochs: int) -> Progress:
-        """The same of a training of so many epochs at most."""
+        """The progress of a training of ``epochs`` epochs at most."""
         return replace(self, planned=epochs, _needed={}, _epochs={}, _to_target={}, _reached={})
 
     def by_epoch(
@@ -253,10 +239,9 @@ class Progress:
         *,
         averaged: bool = False,
     ) -> tuple[Estimate | None, ...]:
-        """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
+        """Held-out accuracy after each epoch, by the law of learning; empty without it.
 
-        ``epochs`` are those of the schedule, ``averaged`` says whether an average of the weights is
-        evaluated.
+        Arguments and entries are those of `LearningLaw.by_epoch`; ``epochs`` are the schedule's.
         """
         if self.law is None:
             return ()
@@ -264,14 +249,14 @@ class Progress:
         return self.law.by_epoch(optimizer, batch, epochs, rule, averaged=averaged)
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
-        """Epochs that the runs told of, where they are fewer and alone; `None` if they are not."""
+        """Epochs that the runs covered, if fewer than ``epochs``; else, and with a law, `None`."""
         return None if self.law is not None else self.model(batch).accuracy_until(batch, epochs)
 
     def compared_epochs(self, batch: int, other: int) -> Estimate | None:
-        """Epochs to the target with a batch over those with another; `None` if nothing tells."""
-        told = self._by_law(batch, other)
-        if told is not None:
-            return told
+        """Epochs to the target with a batch over those with another; `None` if not known."""
+        by_law = self._by_law(batch, other)
+        if by_law is not None:
+            return by_law
         if self.optimizer(batch) == self.optimizer(other):
             return self.model(batch).compared_epochs(batch, other)
         own, others = self.to_target(batch), self.to_target(other)
@@ -281,20 +266,20 @@ class Progress:
         return product(own, Estimate(value=1 / others.value, low=low, high=high))
 
     def relative_epochs(self, batch: int) -> float | None:
-        """The value of `to_target`, infinite where runs speak against such a batch."""
+        """The value of `to_target`; infinite where runs with such a batch missed the target."""
         epochs = self.to_target(batch)
         if epochs is None:
             return inf if self._misses(batch) else None
         return epochs.value
 
     def noise(self, batch: int) -> Estimate | None:
-        """Gradient noise scale, by the model of a batch's optimizer; `None` if nothing tells it."""
+        """Gradient noise scale, in samples, by a batch's progress model; `None`: not known."""
         return self.model(batch).noise_scale
 
     def doubtful_from(self, batch: int) -> float:
-        """Batch beyond which the images of a larger one may be worth less than the time it saves.
+        """Batch beyond which a larger one may lose more progress per image than it saves time.
 
-        It is the upper end of the gradient noise scale, where samples and steps weigh the same
+        It is the upper end of the gradient noise scale, at which samples and steps weigh the same
         (McCandlish et al. 2018, section 2.3), and no less than the base batch; infinite where the
         noise scale is not known.
         """
@@ -302,10 +287,12 @@ class Progress:
         return inf if noise is None else max(self.base_batch, noise.high)
 
     def worthwhile(self, batches: Sequence[int], seconds: Callable[[int], float]) -> int:
-        """The largest of rising batches that is worth its time.
+        """The batch with the least time to equal progress, no smaller than `doubtful_from` allows.
 
-        Up to `doubtful_from` each is; beyond it the one with the least time to equal progress.
-        ``seconds`` are those per sample, or of any number of samples.
+        Args:
+            batches: Batches, rising. Those up to `doubtful_from` count as worth their time; the
+                largest of them and all larger ones are compared.
+            seconds: batch -> seconds for some fixed number of samples.
         """
         sure = [batch for batch in batches if batch <= self.doubtful_from(batch)]
         return min(
@@ -314,9 +301,12 @@ class Progress:
         )
 
     def why_no_larger(self, batch: int, larger: int, seconds: float) -> str:
-        """Why `worthwhile` goes no further, in a sentence.
+        """Why `worthwhile` takes no larger batch, in a sentence.
 
-        ``seconds`` are those of an epoch with the next larger batch over those with the batch.
+        Args:
+            batch: The batch that it takes.
+            larger: The next larger batch.
+            seconds: Seconds of an epoch with the larger batch over those with ``batch``.
         """
         own, others = self.relative_epochs(batch), self.relative_epochs(larger)
         longer = (others or 1.0) * seconds / (own or 1.0) - 1
@@ -332,39 +322,42 @@ class Progress:
 
     @property
     def compares(self) -> bool:
-        """Whether anything tells how progress depends on the batch."""
+        """Whether it is known how progress depends on the batch."""
         return self.relative_epochs(2 * self.base_batch) is not None
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether accuracy is known of several batches; by the law, of the smallest."""
-        if self.law is not None:  # larger ones may have too few steps, and are not favoured then
+        """Whether accuracy is predicted for several batches; with the law, for the smallest."""
+        if self.law is not None:  # larger batches may have too few steps; these are not preferred
             return self.reached(self.smallest) is not None
         base = self.base_batch
         return None not in (self.reached(base), self.reached(2 * base))
 
     def how_sure(self, batch: int) -> str:
-        """With which probability the epochs that the plan trains reach the target, in words."""
+        """The probability with which the planned epochs reach the target, in words."""
         asked = f"{self.confidence:g} (goal.confidence)"
         if self.guessed:
             return "the fewest that may be trained, as guessing reaches it"
         if self.needed(batch) is not None:
             return f"the fewest that reach it with probability {asked}"
         most = "the most that may be trained"
-        if self.untold(batch, self.planned):
-            return f"{most}: of fewer than {self.told_steps} steps nothing is told"
-        chance = floor(100 * self.chance(batch)) / 100  # rounded up it may be what was asked for
+        if self.too_short(batch, self.planned):
+            return f"{most}: of fewer than {self.predictable_steps} steps nothing is told"
+        chance = floor(100 * self.chance(batch)) / 100  # rounded up it might equal the confidence
         known = f"{chance:g}" if chance else "below 0.01"
         return f"{most}: they reach it with probability {known}, not {asked}"
 
 
 def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[Reason, ...]:
-    """What a global batch means for progress per sample, for epochs and for accuracy.
+    """Reasons on progress per sample, on epochs to the target and on accuracy.
 
-    ``in_training`` is what is to be said of the noise scale besides, in a sentence.
+    Args:
+        progress: What a batch means for progress.
+        batch: Global batch, in samples.
+        in_training: A sentence to add on the noise scale; may be empty.
     """
     found = [_noise_scale(progress, batch, in_training).reason("gradient noise scale")]
-    epochs = progress.epochs_told(batch)
+    epochs = progress.predicted_epochs(batch)
     if epochs is not None:
         found.append(_epochs(progress, batch, epochs).reason("epochs to target"))
     return (*found, _accuracy(progress, batch).reason("accuracy"))
@@ -374,8 +367,8 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
     model = progress.model(batch)
     scale = model.noise_scale
     by_trials = progress.trials(batch) is not None and progress.epochs(batch) is not None
-    told = [one for one in model.notes if not (by_trials and one.startswith(EPOCHS_NOTE))]
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in told)
+    kept = [one for one in model.notes if not (by_trials and one.startswith(EPOCHS_NOTE))]
+    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in kept)
     notes = f"{notes} {in_training}".strip()
     if scale is None:
         return Chosen("not known", notes, "assumed")
@@ -418,16 +411,16 @@ def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"
         why += f" The job trains only {trained}: {enough}."
 
-    def told(count: float) -> str:
+    def shown(count: float) -> str:
         if count > most:
             return f"more than {most}"
         return "less than 1" if count < 1 else f"{count:.3g}"
 
-    value = told(epochs.value)
-    if whence == _EXPECTED:  # half of all tasks take less than 1, and some more than anybody trains
+    value = shown(epochs.value)
+    if whence == _EXPECTED:  # tasks differ from less than one epoch to more than anybody trains
         value = f"{trained} planned" if progress.chooses else "not known"
     elif epochs.value <= most:
-        value += f" ({told(epochs.low)} to {told(epochs.high)})"
+        value += f" ({shown(epochs.low)} to {shown(epochs.high)})"
     return Chosen(value, why, "assumed" if whence == _EXPECTED else "predicted")
 
 
@@ -448,10 +441,10 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
         why += f", {_EXPECTED}: nothing of it was measured. {_ONE_RUN} {law.note}"
     else:
         trials = counted(len(law.model.observed) - law.runs, "trial")
-        told = [f"{trials}, short trainings of up to {law.longest:,} images"] * bool(law.longest)
-        told += [f"{counted(law.runs, 'run')} given"] * bool(law.runs)
+        seen = [f"{trials}, short trainings of up to {law.longest:,} images"] * bool(law.longest)
+        seen += [f"{counted(law.runs, 'run')} given"] * bool(law.runs)
         why = (
-            f"{why}: {' and '.join(told)}, continued by the law of learning and by what other "
+            f"{why}: {' and '.join(seen)}, continued by the law of learning and by what other "
             f"tasks showed. {_ONE_RUN} {law.note}"
         ).rstrip()
     until = progress.accuracy_until(batch, trained)

@@ -14,7 +14,7 @@ from batchwright.algorithms.batch_size import steps_per_epoch
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.grid import totals_to_compare
-from batchwright.planning.candidates.local_batches import largest_shares, split
+from batchwright.planning.candidates.local_batches import shares_by_kind, split
 from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer, extra_seconds
 from batchwright.planning.candidates.preemptions import TOO_OFTEN, Losses, losses_of
 from batchwright.planning.candidates.worker_types import WorkerType
@@ -26,88 +26,66 @@ from batchwright.records.text.formatting import counted, significant
 
 SECONDS_PER_HOUR = 3600
 
-
 FAR_OFF = 2.0
-"""Times the largest or smallest measured batch from which on a prediction is far from it."""
+"""Ratio to the largest or the smallest measured batch from which on a batch is far from both."""
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A limit that a candidate misses.
+    """A limit that a candidate misses."""
 
-    Attributes:
-        limit: The job key.
-        text: What the candidate takes, and the limit, in words.
-        times: How many times as much as allowed it takes.
-        value: What the limit would have to be, where it is a number of steps.
-        unsure: Whether only the upper end of the interval is above the limit.
-    """
-
-    limit: str
-    text: str
-    times: float
+    limit: str  # the job key of the limit
+    text: str  # what the candidate takes, and the limit, in words
+    times: float  # what the candidate takes over what is allowed
+    # The largest limit that the candidate would keep, for `goal.least_steps`; else 0.
     value: int = 0
-    unsure: bool = False
+    unsure: bool = False  # whether only the upper end of the interval is above the limit
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One candidate.
+    """One candidate: a cluster, a resolution and a global batch."""
 
-    Attributes:
-        cluster: Its workers.
-        resolution: Image side, in pixels.
-        totals: Samples per step of each kind.
-        batch: Global batch, in samples.
-        steps: Updates per epoch.
-        step_seconds: A whole step.
-        epoch_seconds: An epoch of training, evaluation left out.
-        epochs: Of the whole training.
-        train_seconds: Of the same, evaluation included.
-        cost: Of that, in the price's currency; `None` without a price.
-        asked: Whether the batch is the job's own and no candidate otherwise.
-        misses: Limits that it misses.
-        target_seconds: Training to the target accuracy, where that is the objective
-            (`objectives.target_seconds`).
-        accuracy: Held out at the end of the training, a share; `None` if nothing tells.
-        full_accuracy: What batches are compared by: where nothing was observed that after all
-            epochs that the limits allow, though fewer may be trained to a target; else the same.
-        assumed: Whether these are only what other tasks lead to expect.
-        beside_unpriced: Whether some candidate has no price, so that all go by worker-hours.
-    """
-
-    cluster: ClusterOption
-    resolution: int
-    totals: tuple[int, ...]
-    batch: int
-    steps: int
-    step_seconds: float
-    epoch_seconds: float
-    epochs: int
-    train_seconds: float
+    cluster: ClusterOption  # the workers
+    resolution: int  # image side, in pixels
+    totals: tuple[int, ...]  # samples per step of each kind of worker
+    batch: int  # global batch, in samples
+    steps: int  # updates per epoch
+    step_seconds: float  # seconds of a whole step
+    epoch_seconds: float  # seconds of an epoch of training, without evaluation
+    epochs: int  # epochs of the whole training
+    train_seconds: float  # seconds of the whole training, evaluations included
+    # Cost of the whole training, in the price's currency; `None` without a price.
     cost: float | None
-    asked: bool = False
-    misses: tuple[Miss, ...] = ()
+    asked: bool = False  # whether the batch is compared only because the job asks for it
+    misses: tuple[Miss, ...] = ()  # limits that the candidate misses
+    # Seconds of training to the target accuracy, where that is the objective
+    # (`objectives.target_seconds`); else `None`.
     target_seconds: float | None = None
+    # Predicted held-out accuracy at the end of the training, a share; `None` if not known.
     accuracy: float | None = None
+    # The accuracy by which batches are compared: after all epochs that the limits allow where
+    # accuracy is only expected from other tasks, else ``accuracy``. The two differ where training
+    # to a target takes fewer epochs.
     full_accuracy: float | None = None
-    assumed: bool = False
+    assumed: bool = False  # whether the accuracies are only expected from other tasks
+    # Whether some candidate has no price, so that all are compared by worker-hours.
     beside_unpriced: bool = False
 
     @property
     def seconds(self) -> float:
-        """What candidates are compared by: to the target, or else of all the job's epochs."""
+        """Seconds by which candidates are compared: to the target, or else of all epochs."""
         return self.train_seconds if self.target_seconds is None else self.target_seconds
 
     @property
     def expense(self) -> float:
-        """Price of these seconds, or worker-seconds where not every candidate has a price."""
+        """Price of these seconds, or worker-seconds if some candidate has no price."""
         price = None if self.beside_unpriced else self.price
         return self.seconds * self.cluster.workers if price is None else price
 
     @property
     def price(self) -> float | None:
-        """What these seconds cost; `None` without a price of the workers."""
+        """Price of these seconds; `None` if a worker has no price."""
         hourly = self.cluster.hourly
         return None if hourly is None else self.seconds * hourly / SECONDS_PER_HOUR
 
@@ -118,27 +96,20 @@ class Row:
 
     @property
     def order(self) -> tuple[int, int, str, int]:
-        """How candidates are listed: by resolution, workers, batch."""
+        """Sort key of candidates: resolution, number of workers, cluster, batch."""
         return self.resolution, self.cluster.workers, str(self.cluster), self.batch
 
 
 @dataclass(frozen=True)
 class Table:
-    """What candidates are compared by.
+    """Predicts the time, cost and memory of candidates, and the limits that they miss."""
 
-    Attributes:
-        job: Resolved.
-        data: The data set.
-        clusters: Clusters to compare.
-        compared: What runs with either optimizer showed.
-        epochs: Of a training with a global batch; `None`: the job's.
-    """
-
-    job: Job
-    data: DataFacts
-    clusters: tuple[ClusterOption, ...]
+    job: Job  # the job, resolved
+    data: DataFacts  # the data set
+    clusters: tuple[ClusterOption, ...]  # clusters to compare
+    # Accuracies with SGD and with Muon, by which a batch gets its optimizer.
     compared: tuple[Compared, ...] = ()
-    epochs: Callable[[int], int] | None = None
+    epochs: Callable[[int], int] | None = None  # batch -> epochs of a training; `None`: the job's
     _extras: dict[tuple[ClusterOption, OptimizerName], Estimate | None] = field(
         default_factory=dict, repr=False
     )
@@ -173,7 +144,7 @@ class Table:
         for totals in totals_to_compare(cluster, side, self.job, self.data):
             row = self.row(cluster, side, totals)
             if asked is not None and row.batch == batch:
-                if row.misses:  # kept all the same, in as many passes as it takes
+                if row.misses:  # the batch asked for is added below, cut into passes that fit
                     continue
                 asked = None
             yield row
@@ -182,7 +153,7 @@ class Table:
 
     @cached_property
     def _priced(self) -> bool:
-        """Whether all clusters have a price, so that what they cost can be compared."""
+        """Whether all clusters have a price, so that their costs can be compared."""
         return all(cluster.hourly is not None for cluster in self.clusters)
 
     # ------------------------------------------------------------------------------- one row
@@ -190,7 +161,7 @@ class Table:
     def row(
         self, cluster: ClusterOption, side: int, totals: tuple[int, ...], *, asked: bool = False
     ) -> Row:
-        """The candidate with these totals of each kind."""
+        """The candidate with these samples per step of each kind, and the limits that it misses."""
         batch = sum(totals)
         steps, last = steps_per_epoch(self.data.train_samples, batch, cluster.least)
         step = self._step(cluster, side, totals, asked=asked)
@@ -207,7 +178,7 @@ class Table:
         return self.trained(replace(row, beside_unpriced=not self._priced), epochs)
 
     def trained(self, row: Row, epochs: int) -> Row:
-        """A candidate that is trained for so many epochs, and the limits that it misses then."""
+        """The candidate trained for ``epochs`` epochs, with the limits that it then misses."""
         train = self.losses(row.cluster).seconds(self._work(row, epochs))
         hourly = row.cluster.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
@@ -216,11 +187,11 @@ class Table:
         return replace(row, misses=misses) if misses else row
 
     def _work(self, row: Row, epochs: int) -> float:
-        """Seconds of a training of so many epochs in which no worker is taken away."""
+        """Seconds of a training of ``epochs`` epochs in which no worker is taken away."""
         return epochs * row.epoch_seconds + self.other_seconds(row.cluster, epochs)
 
     def losses(self, cluster: ClusterOption) -> Losses:
-        """What workers that are taken away cost a cluster."""
+        """The model of the time that a cluster loses by workers that are taken away."""
         return losses_of(self.job, cluster.members[0][0].profile.network, cluster.preemptions)
 
     def _step(
@@ -229,18 +200,18 @@ class Table:
         workers = cluster.workers
         return max(
             (kind.seconds if asked or kind.cuts(workers) else kind.seconds_at_once)(
-                workers, side, -(-total // count)
+                workers, side, share
             )
-            for (kind, count), total in zip(cluster.members, totals, strict=True)
+            for kind, share in shares_by_kind(cluster, totals)
         )
 
     def surplus(self, cluster: ClusterOption, batch: float) -> float:
-        """Seconds that the optimizer of this batch takes more than the measured one."""
+        """Seconds that the update of this batch's optimizer takes more than the measured one."""
         found = self._update(cluster, batch)
         return 0.0 if found is None else found.value
 
     def _update(self, cluster: ClusterOption, batch: float) -> Estimate | None:
-        """What the optimizer of this batch takes more than the measured one, on the slowest."""
+        """Extra seconds of the update of this batch's optimizer, on the slowest kind, if any."""
         name = chosen_optimizer(self.job, batch, self.compared)
         if (cluster, name) not in self._extras:
             found = [
@@ -254,7 +225,7 @@ class Table:
     def other_seconds(self, cluster: ClusterOption, epochs: int) -> float:
         """Seconds of a training besides its steps: all evaluations, and compiling.
 
-        In each evaluation the images are dealt out evenly; the slowest worker counts.
+        The images of an evaluation are split evenly between the workers; the slowest one counts.
         """
         slowest = max(kind.evaluation_seconds for kind, _ in cluster.members)
         once = -(-self.data.val_samples // cluster.workers) * slowest
@@ -272,9 +243,7 @@ class Table:
         if whole < goal.least_steps and not row.asked:
             text = f"leaves {whole} whole steps an epoch, goal.least_steps={goal.least_steps}"
             yield Miss("goal.least_steps", text, goal.least_steps / whole, whole)
-        for (kind, _), share in zip(
-            row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
-        ):
+        for kind, share in shares_by_kind(row.cluster, row.totals):
             if not self.fits(row, kind, share):
                 yield self._memory_miss(row, kind, share)
         if self.losses(row.cluster).endless(self._work(row, row.epochs)):
@@ -286,7 +255,7 @@ class Table:
             yield from self._over("goal.max_cost", "cost", row.cost, goal.max_cost, row)
 
     def _memory_miss(self, row: Row, kind: WorkerType, share: int) -> Miss:
-        """Why so many samples do not fit: by what is predicted, or by what the probe has tried."""
+        """The miss of a share that does not fit: by prediction, or as the probe failed with it."""
         micro, high = self.parts(row, kind, share)[0], self.peak(row, kind, share).high
         what = f"{micro} images at once on a worker may take"
         lost = kind.lost(row.cluster.workers, row.resolution)
@@ -298,8 +267,9 @@ class Table:
         return Miss(limit, f"{what} too much: {tried}", micro / lost.local_batch_size)
 
     def _over(self, limit: str, verb: str, value: float, most: float, row: Row) -> Iterable[Miss]:
-        """A miss if the upper end of the interval is above the limit."""
-        high = value * self.spread(row)[1]
+        """A miss if the upper end of the interval of ``value`` is above ``most``."""
+        step = self.step_estimate(row)
+        high = value * (step.high / step.value)
         if high > most:
             unit = " s" if limit == "goal.deadline" else ""
             text = f"may {verb} {significant(high, 4)}{unit}, {limit}={most:g}"
@@ -310,12 +280,10 @@ class Table:
     # ----------------------------------------------------------------------------- intervals
 
     def step_estimate(self, row: Row) -> Estimate:
-        """Seconds per step with a 95 % interval; of several kinds, the slowest counts."""
+        """Seconds per step with a 95 % interval; the slowest of several kinds counts."""
         found = [
             kind.times.predict(row.cluster.workers, row.resolution, self.parts(row, kind, share))
-            for (kind, _), share in zip(
-                row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
-            )
+            for kind, share in shares_by_kind(row.cluster, row.totals)
         ]
         extra = self._update(row.cluster, row.batch)
         more = (extra.low, extra.high) if extra else (0.0, 0.0)
@@ -326,29 +294,20 @@ class Table:
         )
 
     def error(self, row: Row) -> float:
-        """Standard error of a candidate's time beside others', as a share of it."""
+        """Standard error of a candidate's time in a comparison with others, as a share of it."""
         return max(
             kind.times.comparison_error(
                 row.cluster.workers, row.resolution, self.parts(row, kind, share)
             )
-            for (kind, _), share in zip(
-                row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
-            )
+            for kind, share in shares_by_kind(row.cluster, row.totals)
         )
 
-    def spread(self, row: Row) -> tuple[float, float]:
-        """Lower and upper end of the interval of every time of a row, as shares of the value."""
-        step = self.step_estimate(row)
-        return step.low / step.value, step.high / step.value
-
     def far_off(self, row: Row) -> bool:
-        """Whether a worker's samples at once are far more than were measured at this resolution.
+        """Whether a pass has far more samples than any that was measured at this resolution.
 
-        Where so many workers were not measured, those of others count.
+        Where this number of workers was not measured, measurements with other numbers count.
         """
-        for (kind, _), share in zip(
-            row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
-        ):
+        for kind, share in shares_by_kind(row.cluster, row.totals):
             side = row.resolution
             measured = kind.measured_batches(row.cluster.workers, side) or [
                 one for count in kind.measured for one in kind.measured_batches(count, side)
@@ -363,8 +322,8 @@ class Table:
     def parts(self, row: Row, kind: WorkerType, share: int) -> list[int]:
         """Micro-batches of a worker with ``share`` samples per step.
 
-        A candidate goes through in one pass, unless parts are wanted; only a batch that is asked
-        for is cut to fit.
+        A candidate is trained in one pass, unless the job asks for parts. Only a batch that the job
+        asks for is cut so that it fits the memory.
         """
         if row.asked or kind.cuts(row.cluster.workers):
             return kind.parts(row.cluster.workers, row.resolution, share)
@@ -384,7 +343,7 @@ class Table:
         )
 
     def check_asked(self) -> None:
-        """Refuse a batch asked for that is too large for the data or too small for the workers."""
+        """Refuse a `global_batch` that is too large for the data or too small for the workers."""
         asked, wanted = self.job.global_batch, self.job.workers
         clusters = [
             cluster for cluster in self.clusters if wanted in ("auto", cluster.workers)
@@ -399,7 +358,7 @@ class Table:
 
 
 def in_memory(size: float) -> str:
-    """Bytes for a person, with enough digits to tell them from a limit."""
+    """Bytes as text, with enough digits to tell them from a limit."""
     if size >= 10 * 2**30:
         return f"{size / 2**30:.2f} GiB"
     return f"{size / 2**20:.1f} MiB" if size >= 2**17 else f"{counted(round(size), 'byte')}"

@@ -1,21 +1,22 @@
-"""Which short training comes next: the one that tells most, a second, of what is to be decided.
+"""Chooses the next trial: the short training that reduces the doubt of the decision most a second.
 
-The decision is the planner's: of the candidates as accurate as the best, the quickest. What it may
-lose is, for each other candidate, by how much more accurate that one may be than the chosen one. A
-trial is worth what it takes off that doubt, and costs its seconds; where it lies matters, not what
-comes of it, so it can be judged before it is made (Chaloner and Verdinelli 1995, Bayesian
-experimental design). Another learning rate is another candidate, as quick as the usual one.
+The planner decides for the quickest of the candidates that are as accurate as the best. The
+decision loses accuracy if another candidate is more accurate than the chosen one. A trial is worth
+the part of that uncertainty which it removes, and costs its seconds. How much it removes depends on
+its optimizer, batch and length and not on its result, so it can be judged before it is made
+(Chaloner and Verdinelli 1995, Bayesian experimental design). Another learning rate is another
+candidate, as quick as the usual one.
 
-It may lose time as well, where a quicker candidate is as accurate as the best after all. A plan
-trades no accuracy beyond the tolerance for any time, so nothing has to say what one is worth in
-the other: doubts of accuracy are settled first. Then a trial is worth the seconds of training that
-a quicker candidate saves, times the probability that the trial shows it to be as accurate, and is
-made if that is more than its own seconds.
+The decision loses time if a quicker candidate is as accurate as the best after all. A plan gives up
+no accuracy beyond the tolerance for any time, so the two losses need not be weighed against each
+other: doubts of accuracy come first. Then a trial is worth the seconds of training that a quicker
+candidate saves, times the probability that the trial shows it to be as accurate. It is made if that
+is more than its own seconds.
 
-Where an accuracy is to be reached, the decision is the quickest candidate and how long it is to be
-trained. A trial saves time there in two ways: less is trained to be sure, and another candidate may
-prove quicker. It is made if that is more than it takes. The first one is made in any case, as
-nothing is told of the target without; so it is wherever a plan knows nothing without.
+With an accuracy to reach, the decision is the quickest candidate and its number of epochs. A trial
+saves time in two ways: fewer epochs suffice to be sure, and another candidate may prove quicker. It
+is made if it saves more than it takes. The first trial is made in any case, as there is no
+prediction without it; so it is wherever a plan knows nothing of accuracy without trials.
 """
 
 from __future__ import annotations
@@ -31,59 +32,49 @@ from batchwright.prediction.accuracy.trainings import MIN_STEPS, OFFSET_DIGITS, 
 from batchwright.records import OptimizerName
 
 MIN_SAMPLES = 512
+"""Fewest samples of a trial."""
 MIN_BATCH = 16
-"""The law is known from 32 on; statistics of normalization over a few samples are others."""
+"""Smallest batch of a trial. The law is known from 32 on, and with few samples the statistics of
+batch normalization differ."""
 HELD_OUT = 1000
-"""Most images that a trial is judged on."""
+"""Most held-out images that the accuracy of a trial is counted on."""
 HELD_OUT_SHARE = 0.1
-"""Most of the training images that are held out for that."""
+"""Largest share of the training images that is held out for trials."""
 SETTLED = 0.002
 """Expected loss of accuracy, a share, below which no further trial pays."""
 
 RATE_STEP = log(3)
-"""Between rates that are tried: closer ones are hardly told apart."""
+"""Logarithm of the ratio of neighbouring rates that are tried: closer rates differ too little."""
 MAX_RATE_STEPS = 3
-"""Either way from the usual rate."""
+"""Most such steps up or down from the usual rate."""
 
-_LONGEST = 1 / 3  # of the budget: three trials tell of slope and level, one of neither
-_SHORTER = (1, 2, 4)  # a trial may be so many times shorter than the longest
-_LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)  # there each has to pay
+_LONGEST = 1 / 3
+"""Share of the budget for the longest trial: slope and level of the law take three trials."""
+_SHORTER = (1, 2, 4)
+"""Length of the longest trial over the lengths that are considered."""
+_LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)
+"""`_LONGEST` and `_SHORTER` where an accuracy is to be reached: each trial has to save its time."""
 
 
 class Arm(NamedTuple):
-    """An optimizer and a batch that a plan may choose.
+    """An optimizer and a batch that a plan may choose: an arm of the experiment."""
 
-    Attributes:
-        optimizer: To train with.
-        batch: Global batch, in samples.
-        workers: That train it quickest.
-        micro_batch: Most samples in one forward pass of theirs.
-        epoch_seconds: Of training on all images once.
-        slowness: What a trial takes here over what is planned; the time planned may be simulated.
-    """
-
-    optimizer: OptimizerName
-    batch: int
-    workers: int
-    micro_batch: int
-    epoch_seconds: float
+    optimizer: OptimizerName  # the optimizer
+    batch: int  # global batch, in samples
+    workers: int  # number of workers that train it quickest
+    micro_batch: int  # most samples in one forward pass of a worker
+    epoch_seconds: float  # planned seconds of training on all images once
+    # Seconds that a trial takes here over those planned, which may be simulated.
     slowness: float = 1.0
 
 
-class Wanted(NamedTuple):
-    """A trial to be made.
+class TrialPlan(NamedTuple):
+    """A trial to be made."""
 
-    Attributes:
-        arm: Its optimizer, batch and workers.
-        samples: To train on.
-        seconds: It should take.
-        offset: Of its rate: as of a `Candidate`.
-    """
-
-    arm: Arm
-    samples: int
-    seconds: float
-    offset: float = 0.0
+    arm: Arm  # its optimizer, batch and workers
+    samples: int  # samples to train on
+    seconds: float  # predicted seconds, judging included
+    offset: float = 0.0  # logarithm of its rate over the usual one, as in a `Candidate`
 
     @property
     def training(self) -> Candidate:
@@ -100,60 +91,48 @@ class Wanted(NamedTuple):
         return f"{self.arm.optimizer}, batch {self.arm.batch}, {self.samples:,} images{rate}"
 
 
-class _Aimed(NamedTuple):
-    """A candidate's way to the target: what it takes, in logarithms of seconds."""
+class _TrainingToTarget(NamedTuple):
+    """A training of an arm to the target; seconds are given by their natural logarithms."""
 
-    aim: Aim
-    arm: Arm
-    open: bool  # at the rate that a plan would take
-    expected: float
-    surely: float  # with the probability that is asked for
+    aim: Aim  # the training
+    arm: Arm  # its optimizer and batch
+    open: bool  # whether it has the rate that a plan would take, so that it may be chosen
+    expected: float  # median of the logarithm of its seconds
+    surely: float  # logarithm of the seconds that reach the target with the confidence asked for
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the trials are to decide.
+    """The decision that trials are made for."""
 
-    Attributes:
-        arms: To choose from.
-        epochs: Of the planned training.
-        samples: Training images.
-        classes: Of the data, as many even ones as guessing is right by.
-        tolerance: Accuracy that is given up for time, a share.
-        judging_seconds: What judging a trial takes.
-        rates: Whether the learning rate is open, too.
-        target: Accuracy to reach, a share; `None`: what counts is accuracy after all epochs.
-        confidence: Probability with which it is to be reached.
-        usual_rate: As for `fit_learning`.
-        blind: Whether a plan knows nothing of accuracy without trials, though the law expects
-            something of other tasks: then one is made in any case.
-    """
-
-    arms: tuple[Arm, ...]
-    epochs: int
-    samples: int
-    classes: float
-    tolerance: float
-    judging_seconds: float
-    rates: bool = False
+    arms: tuple[Arm, ...]  # optimizers and batches to choose from
+    epochs: int  # epochs of the planned training; the most where there is a target
+    samples: int  # training images
+    classes: float  # number of equally large classes with which guessing would be as accurate
+    tolerance: float  # accuracy that is given up for time, a share
+    judging_seconds: float  # seconds of evaluating a trial
+    rates: bool = False  # whether the learning rate is to be decided, too
+    # Accuracy to reach, a share; `None`: the accuracy after all epochs counts.
     target: float | None = None
-    confidence: float = 0.8
-    usual_rate: Callable[[int], float] | None = None
+    confidence: float = 0.8  # probability with which the target is to be reached
+    usual_rate: Callable[[int], float] | None = None  # as for `fit_learning`
+    # Whether a plan would not predict accuracy without trials, although the law has an expectation
+    # from other tasks: then one trial is made in any case.
     blind: bool = False
 
     @property
     def optimizers(self) -> tuple[OptimizerName, ...]:
-        """To choose from."""
+        """The optimizers of the arms."""
         return tuple(dict.fromkeys(arm.optimizer for arm in self.arms))
 
     @property
     def held_out(self) -> int:
-        """Images that trials are judged on."""
+        """Number of held-out images that the accuracy of trials is counted on."""
         return min(HELD_OUT, int(HELD_OUT_SHARE * self.samples))
 
     @property
     def least_budget(self) -> float:
-        """Seconds that do for a trial at some batch; infinite where the training is too short."""
+        """Least budget, in seconds, that allows a trial; infinite if the training is too short."""
         found = [
             self._seconds(arm, samples) / self._longest
             for arm in self.arms
@@ -164,26 +143,26 @@ class Question:
 
     def next_trial(
         self, observed: Sequence[Observed], *, budget: float, left: float
-    ) -> Wanted | None:
-        """The trial to make next; `None` if all is settled or no time is left for one.
+    ) -> TrialPlan | None:
+        """The trial to make next; `None` if none pays, or if no time is left for one.
 
         Args:
-            observed: What trials have shown so far.
-            budget: Seconds for all of them.
-            left: Seconds of it that are left.
+            observed: The trials so far.
+            budget: Seconds for all trials.
+            left: Seconds of the budget that are left.
         """
         if not self.held_out:
             return None
         model = self._model(observed)
         offsets = {name: self.offsets(model, name) for name in self.optimizers}
-        made = {one.training for one in observed}  # the same again would end the same
+        made = {one.training for one in observed}  # repeating a trial gives the same result
         trials = [
             one
             for one in self._affordable(budget, offsets)
             if one.seconds <= left and one.training not in made
         ]
-        # A rate tells little of itself beside none, and nothing of the other optimizer, which would
-        # be decided against unseen.
+        # Each optimizer is tried at its usual rate before any is tried at another: a second rate
+        # says little alone, and nothing of an optimizer that was not tried.
         tried = {one.optimizer for one in observed}
         if {one.arm.optimizer for one in trials if not one.offset} <= tried:
             trials = [one for one in trials if one.arm.optimizer in tried]
@@ -196,7 +175,7 @@ class Question:
         trainings = {
             Candidate(arm.optimizer, arm.batch, self.epochs * self.samples, offset): arm
             for arm in self.arms
-            if self.epochs * self.samples >= MIN_STEPS * arm.batch  # or the plan takes none such
+            if self.epochs * self.samples >= MIN_STEPS * arm.batch  # a plan takes no fewer steps
             for offset in {model.offset(arm.optimizer, arm.batch), *offsets[arm.optimizer]}
         }
         accuracies = {one: model.accuracy(one).value for one in trainings}
@@ -206,10 +185,11 @@ class Question:
         chosen = min(near, key=lambda one: trainings[one].epoch_seconds)
         if self.blind and not observed:
             return max(
-                trials, key=lambda one: model.would_narrow(one.training, self.held_out, chosen)
+                trials,
+                key=lambda one: model.variance_removed_from(one.training, self.held_out, chosen),
             )
         losses = {
-            one: _expected_above(*model.apart(one, chosen), self.tolerance)
+            one: _expected_above(*model.difference(one, chosen), self.tolerance)
             for one in trainings
             if one != chosen
         }
@@ -219,7 +199,7 @@ class Question:
         return max(
             trials,
             key=lambda one: (
-                model.would_tell(one.training, self.held_out, chosen, doubted) / one.seconds
+                model.error_removed(one.training, self.held_out, chosen, doubted) / one.seconds
             ),
             default=None,
         )
@@ -227,12 +207,20 @@ class Question:
     def _sooner(
         self,
         model: LearningModel,
-        trials: Sequence[Wanted],
+        trials: Sequence[TrialPlan],
         trainings: Mapping[Candidate, Arm],
         best: Candidate,
         chosen: Candidate,
-    ) -> Wanted | None:
-        """The trial that saves most seconds of the chosen training beyond its own, if any."""
+    ) -> TrialPlan | None:
+        """The trial whose expected saving of training time exceeds its own seconds most, if any.
+
+        Args:
+            model: The law so far.
+            trials: Trials to choose from.
+            trainings: Planned trainings at the best known rates, with their arms.
+            best: The most accurate training.
+            chosen: The training that the plan would take.
+        """
         arm = trainings[chosen]
         whole = self.epochs * self.samples * self._each(arm)
         saved = {
@@ -241,7 +229,7 @@ class Question:
             if other.epoch_seconds < arm.epoch_seconds
         }
 
-        def gain(trial: Wanted) -> float:
+        def gain(trial: TrialPlan) -> float:
             shown = (
                 seconds * self._shown(model, trial.training, one, best)
                 for one, seconds in saved.items()
@@ -254,20 +242,23 @@ class Question:
     def _shown(
         self, model: LearningModel, trial: Candidate, one: Candidate, best: Candidate
     ) -> float:
-        """Probability that by a trial a candidate is within the tolerance, which it is not yet."""
-        apart, error = model.apart(one, best)
-        left = 1 - model.would_tell(trial, self.held_out, one, best)
+        """Probability that a trial brings training ``one`` within the tolerance of the best."""
+        apart, error = model.difference(one, best)
+        left = 1 - model.error_removed(trial, self.held_out, one, best)
         moved = error * sqrt(1 - left**2)
         return NormalDist().cdf((apart + self.tolerance) / moved) if moved else 0.0
 
     def _saving_most(
         self,
         model: LearningModel,
-        trials: Sequence[Wanted],
+        trials: Sequence[TrialPlan],
         offsets: Mapping[OptimizerName, Sequence[float]],
         target: float,
-    ) -> Wanted | None:
-        """The trial that saves most seconds of training to the target beyond its own, if any."""
+    ) -> TrialPlan | None:
+        """The trial that saves the most seconds of training to the target beyond its own, if any.
+
+        The first trial is chosen even if it saves less than it takes.
+        """
         aims = self._aims(model, offsets, target)
         if not aims:
             return None
@@ -275,7 +266,7 @@ class Question:
         chosen = min((one for one in aims if one.open), key=lambda one: one.surely)
         trained = self._trained(chosen, chosen.surely)
 
-        def saved(trial: Wanted) -> float:
+        def saved(trial: TrialPlan) -> float:
             at = trial.training
             other = max(
                 _expected_above(
@@ -291,12 +282,19 @@ class Question:
         return best if best is not None and (not model.observed or saved(best) > 0) else None
 
     def time_to_target(self, observed: Sequence[Observed], share: float) -> float:
-        """Seconds for all trials: a share of what the target is likely to take, by what is known.
+        """Seconds for all trials: a share of the seconds that the target is likely to take.
 
-        That is the geometric mean of what it takes in the middle and of what suffices with
-        `confidence`: by the middle alone little is spent where little is known, by the other
-        several times what comes to be trained. The first trial may take what it needs, within
-        the share of the latter. 0 where guessing reaches the target.
+        These are the geometric mean of the median seconds and of those that suffice with
+        `confidence`: the former alone would allow too little where little is known, the latter
+        alone several times the training itself. The first trial may take the least budget that
+        allows one, up to the share of the latter. 0 where guessing reaches the target.
+
+        Args:
+            observed: The trials so far.
+            share: The share of the training's time.
+
+        Raises:
+            ValueError: There is no target.
         """
         if self.target is None:
             raise ValueError("there is no target")
@@ -322,8 +320,8 @@ class Question:
 
     def _aims(
         self, model: LearningModel, offsets: Mapping[OptimizerName, Sequence[float]], target: float
-    ) -> list[_Aimed]:
-        """What each candidate takes to the target; none where guessing reaches it."""
+    ) -> list[_TrainingToTarget]:
+        """Trainings of all arms to the target, at each rate; empty if guessing reaches it."""
         sure = NormalDist().inv_cdf(self.confidence)
         found = []
         for arm in self.arms:
@@ -334,25 +332,28 @@ class Question:
                 if aim is not None:
                     seconds = log(aim.samples * self._each(arm))
                     surely = max(self._least(arm), seconds + sure * model.aim_error(aim))
-                    found.append(_Aimed(aim, arm, offset == best, seconds, surely))
+                    found.append(_TrainingToTarget(aim, arm, offset == best, seconds, surely))
         return found
 
-    def _trained(self, one: _Aimed, log_seconds: float) -> float:
-        """Seconds of training that is to take so long: it ends at all epochs by and by."""
+    def _trained(self, one: _TrainingToTarget, log_seconds: float) -> float:
+        """Seconds of a training, ``exp(log_seconds)`` smoothly bounded by those of all epochs."""
         most = self.epochs * self.samples * self._each(one.arm)
         return most / (1 + exp(log(most) - max(self._least(one.arm), log_seconds)))
 
     def _least(self, arm: Arm) -> float:
-        """Logarithm of the seconds of so few steps that a plan takes no fewer."""
+        """Logarithm of the seconds of the fewest steps that a plan takes."""
         return log(MIN_STEPS * arm.batch * self._each(arm))
 
     def _moved(self, model: LearningModel, trial: Candidate, one: Aim, other: Aim) -> float:
-        """Standard deviation by which a trial moves the ratio of two aims, in logarithms."""
+        """Standard deviation by which a trial moves the logarithm of the ratio of two aims."""
         apart = one.by_parameters - other.by_parameters
-        return sqrt(model.told(trial, self.held_out, apart))
+        return sqrt(model.variance_removed(trial, self.held_out, apart))
 
     def offsets(self, model: LearningModel, name: OptimizerName) -> list[float]:
-        """Rates to weigh: those tried, the usual one, and one beyond an end that is best."""
+        """Offsets of the rates to compare: those tried, and one beyond an end that is the best.
+
+        Without any trial of the optimizer the usual rate counts as tried.
+        """
         if not self.rates:
             return [0.0]
         known = [one for one in model.observed if one.optimizer == name]
@@ -360,7 +361,7 @@ class Question:
         low, high, best = min(tried), max(tried), model.offset(name) / RATE_STEP
         further = {low - 1} if best < low + 0.5 else set[int]()
         further |= {high + 1} if best > high - 0.5 else set()
-        most = model.least_failing(name) - RATE_STEP / 2
+        most = model.lowest_failing(name) - RATE_STEP / 2
         return [
             round(step * RATE_STEP, OFFSET_DIGITS)
             for step in sorted(tried | further)
@@ -369,7 +370,7 @@ class Question:
 
     def _affordable(
         self, budget: float, offsets: Mapping[OptimizerName, Sequence[float]]
-    ) -> Iterator[Wanted]:
+    ) -> Iterator[TrialPlan]:
         for arm in self.arms:
             most = min(
                 (self._longest * budget - self.judging_seconds) / self._each(arm),
@@ -380,19 +381,19 @@ class Question:
                 if samples >= _least_samples(arm):
                     seconds = self._seconds(arm, samples)
                     for offset in offsets[arm.optimizer]:
-                        yield Wanted(arm, samples, seconds, offset)
+                        yield TrialPlan(arm, samples, seconds, offset)
 
     def _seconds(self, arm: Arm, samples: int) -> float:
-        """What a trial takes."""
+        """Seconds of a trial, judging included."""
         return samples * self._each(arm) + self.judging_seconds
 
     def _each(self, arm: Arm) -> float:
-        """Seconds of training for each sample, here."""
+        """Seconds of training for each sample on this machine."""
         return arm.slowness * arm.epoch_seconds / self.samples
 
     @property
     def _longest(self) -> float:
-        """Longest that one trial may take, as a share of the time for all of them."""
+        """Seconds of the longest trial, as a share of the budget."""
         return _LONGEST if self.target is None else _LONGEST_TO_TARGET
 
 

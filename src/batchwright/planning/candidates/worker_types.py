@@ -1,6 +1,6 @@
-"""Kinds of workers: what a step takes on each, what fits it, what it costs, how many there are.
+"""Kinds of workers: step time, memory, price and number of each.
 
-A kind was measured, or is stated to behave like a measured one, so many times as fast.
+A kind was measured, or the goal states that it is some times as fast as a measured kind.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from batchwright.algorithms.partition import split_evenly
 from batchwright.errors import PlanError
 from batchwright.planning.gradient_scaling import StepSplit, small_parts, step_split_of
 from batchwright.planning.merging import kind_of
@@ -22,41 +23,26 @@ from batchwright.records import Job, Link, OutOfMemory, Profile, StepTime, Worke
 
 @dataclass(frozen=True, eq=False)
 class WorkerType:
-    """Workers that behave alike.
+    """A kind of worker: workers that behave alike."""
 
-    Attributes:
-        name: As in ``goal.kinds``, or as measured.
-        count: Most of them that a plan may use.
-        price: Of one for an hour; `None` if not given.
-        limit: Bytes that one may use.
-        least: Fewest samples that one can train on.
-        micro_batch: Most samples at once as asked; `None`: what fits.
-        most: No batch is larger, in samples: those of the data.
-        profile: What was measured.
-        times: Step times, with the stated speed in them.
-        memory: Peak bytes.
-        evaluation_seconds: Per image on one worker, at the highest resolution.
-        speed: As a multiple of that of the measured kind.
-        preemptions: How often one is taken away in an hour.
-        stated: What of it is stated rather than measured, in words; empty if nothing.
-        parting: Into how many parts steps are to be cut besides; `None`: any.
-    """
-
-    name: str
-    count: int
-    price: float | None
-    limit: int
-    least: int
-    micro_batch: int | None
-    most: int
-    profile: Profile
-    times: StepTimeModel
-    memory: MemoryModel
+    name: str  # name, as in ``goal.kinds`` or as measured
+    count: int  # largest number of them that a plan may use
+    price: float | None  # price of one worker for an hour; `None` if not given
+    limit: int  # bytes of memory that one worker may use
+    least: int  # fewest samples that a worker can train on
+    micro_batch: int | None  # most samples in one pass, as the job asks; `None`: as many as fit
+    most: int  # upper bound of any batch: the training samples of the data
+    profile: Profile  # what was measured
+    times: StepTimeModel  # model of the step times, with the stated speed in it
+    memory: MemoryModel  # model of the peak bytes
+    # Seconds of evaluating an image on one worker, at the job's highest resolution.
     evaluation_seconds: float
-    speed: float = 1.0
-    preemptions: float = 0.0
-    stated: str = ""
-    parting: StepSplit | None = None
+    speed: float = 1.0  # speed over that of the measured kind
+    preemptions: float = 0.0  # preemptions of one worker in an hour, mean
+    stated: str = ""  # what is stated rather than measured, in words; empty if nothing
+    # Into how many parts a step is cut at least, to measure gradient noise; `None`: no such
+    # minimum.
+    step_split: StepSplit | None = None
     _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False)
     _largest: dict[tuple[int, int, bool], int] = field(default_factory=dict, repr=False)
 
@@ -67,7 +53,7 @@ class WorkerType:
 
     @property
     def together(self) -> bool:
-        """Whether it was measured while other kinds took part, and holds for all of them only."""
+        """Whether it was measured while other kinds took part: times then hold for all together."""
         return bool(self.profile.kinds)
 
     def measured_batches(self, workers: int, resolution: int) -> list[int]:
@@ -84,10 +70,10 @@ class WorkerType:
         return min(point.local_batch_size for point in self.profile.steps)
 
     def cuts(self, workers: int) -> bool:
-        """Whether large batches are cut into passes though they fit at once."""
+        """Whether large batches are cut into several passes although they fit in one."""
         if self.micro_batch is not None:
             return True
-        return self.parting is not None and self.parting.passes(workers) > 1
+        return self.step_split is not None and self.step_split.passes(workers) > 1
 
     def seconds_at_once(self, workers: int, resolution: int, local: int) -> float:
         """Seconds of a step whose local batch goes through the network in one pass."""
@@ -104,16 +90,16 @@ class WorkerType:
         return self.times.seconds(workers, resolution, self.parts(workers, resolution, local))
 
     def parts(self, workers: int, resolution: int, local: int) -> list[int]:
-        """A local batch cut into as few and as even micro-batches as fit, or as asked."""
+        """A local batch cut into as few and as even micro-batches as fit, or as the job asks."""
         if self.micro_batch is not None:
             found = cut(local, self.micro_batch)
         elif local <= self.largest(workers, resolution):
             found = [local]
         else:
             found = self._fitting(workers, resolution, local)
-        if self.parting is None:
+        if self.step_split is None:
             return found
-        small = small_parts(local, self.parting.passes(workers, local), self.least)
+        small = small_parts(local, self.step_split.passes(workers, local), self.least)
         if len(small) <= len(found):
             return found
         if self.micro_batch is None and small[0] > self.largest(
@@ -123,15 +109,15 @@ class WorkerType:
         return small
 
     def _fitting(self, workers: int, resolution: int, local: int) -> list[int]:
-        """Micro-batches that fit while gradients are added up."""
+        """Micro-batches that fit beside the gradients of earlier ones."""
         return cut(local, max(self.largest(workers, resolution, accumulates=True), self.least))
 
     def largest(self, workers: int, resolution: int, *, accumulates: bool = False) -> int:
-        """Most samples at once by memory; 0 if none fit.
+        """Most samples in one pass that fit the memory; 0 if none fit.
 
-        ``accumulates``: gradients of earlier micro-batches stay in memory meanwhile.
+        ``accumulates``: Whether gradients of earlier micro-batches are kept in memory meanwhile.
         """
-        workers = min(workers, self.measured[-1] + 1)  # beyond, buffers do not grow
+        workers = min(workers, self.measured[-1] + 1)  # buffers do not grow with more workers
         key = (workers, resolution, accumulates)
         found = self._largest.get(key)
         if found is None:
@@ -143,23 +129,23 @@ class WorkerType:
         return found
 
     def lost(self, workers: int, resolution: int) -> OutOfMemory | None:
-        """The smallest batch that did not fit as it was measured; none is as large."""
+        """The smallest batch that ran out of memory in the probe; no planned batch is as large."""
         return smallest_lost(self.profile, workers, resolution)
 
     def check_parts(self, local: int) -> None:
-        """Refuse micro-batches as asked that leave a part too small."""
+        """Refuse a `micro_batch` of the job that leaves a part of ``local`` samples too small."""
         if self.micro_batch is not None:
             check_micro_batches(local, self.micro_batch, self.least)
 
     def line(self, workers: int, resolution: int) -> tuple[float, float] | None:
-        """Fixed seconds of a step and seconds per sample, where that describes the step time."""
+        """Fixed seconds of a step and seconds per sample; `None` where step times are no line."""
         fitted = self.fitted_line(workers, resolution)
         if fitted is None:
             return None
         if workers in self.measured:
             return fitted.intercept, fitted.slope
         curve = self.times.curve(self._nearest(workers), resolution)
-        # Computing is a line; the exchange keeps it one where the two do not overlap.
+        # Computing is a line. With the exchange the step is one too, unless the two overlap.
         low, high = curve.batches[0], max(curve.batches[-1], 4 * curve.batches[0])
         middle = (low + high) // 2
         first, between, last = (
@@ -171,9 +157,10 @@ class WorkerType:
         return None if bent or fixed < 0 else (fixed, slope)
 
     def fixed_samples(self, workers: int, resolution: int, local: int) -> float:
-        """Fixed cost of a step, as so many samples' worth: what rebalancing goes by at first.
+        """Fixed time of a step over the time per sample, in samples, with which rebalancing begins.
 
-        By the slope between half of ``local`` and all of it; at most ``local``, 0 if it falls.
+        The time per sample is the slope between half of ``local`` and all of it. The result is at
+        most ``local``; it is 0 where the slope is not positive.
         """
         if local < 2 * self.least:
             return 0.0
@@ -185,7 +172,7 @@ class WorkerType:
         return round(min(max(worth, 0.0), float(local)), 1)
 
     def chord(self, workers: int, resolution: int, local: int) -> tuple[float, float]:
-        """Seconds per sample and fixed ones of computing, by half of ``local`` and all of it."""
+        """Seconds per sample and fixed seconds of computing: the chord from ``local`` / 2 to it."""
         half = max(local // 2, 1)
         if half == local:
             half = local + 1
@@ -197,9 +184,9 @@ class WorkerType:
         return slope, max(0.0, last - slope * local)
 
     def fitted_line(self, workers: int, resolution: int) -> Line | None:
-        """The line through the measured step times, where one describes them.
+        """The line through the step times of the nearest measured number of workers.
 
-        That of the nearest measured number of workers; `None` at a resolution not measured.
+        `None` where no line describes them, and at a resolution that was not measured.
         """
         count = self._nearest(workers)
         if resolution not in self.times.resolutions(count):
@@ -208,9 +195,10 @@ class WorkerType:
         return curve.line if curve.linear else None
 
     def straight_to(self, workers: int, resolution: int) -> float:
-        """Samples at once up to which steps are on the `line`, where there is one.
+        """Largest local batch up to which step times are on the `line`, where there is one.
 
-        Beyond, the shape with another number of workers may count, too.
+        Beyond it the curve also follows that of another number of workers. Infinite where it does
+        not.
         """
         measured = self.measured
         counts = [workers] if workers in measured else measured
@@ -226,22 +214,20 @@ class WorkerType:
 
 
 def cut(local: int, most: int) -> list[int]:
-    """``local`` samples in as few and as even parts of at most ``most`` as can be.
+    """``local`` samples in as few and as even parts of at most ``most`` samples as possible.
 
     Example:
         >>> cut(256, 98)
         [86, 85, 85]
     """
-    count = -(-local // most)
-    part, larger = divmod(local, count)
-    return [part + 1] * larger + [part] * (count - larger)
+    return split_evenly(local, -(-local // most))
 
 
 def worker_types_of(profiles: Sequence[Profile], job: Job) -> tuple[WorkerType, ...]:
-    """The kinds that a plan may use, as in ``goal.kinds``, or those that were measured.
+    """The kinds of workers that a plan may use: those of ``goal.kinds``, or the measured ones.
 
     Args:
-        profiles: One for each measured kind.
+        profiles: One profile for each measured kind.
         job: Resolved.
 
     Raises:
@@ -256,7 +242,10 @@ def worker_types_of(profiles: Sequence[Profile], job: Job) -> tuple[WorkerType, 
 
 
 def _measured_count(profile: Profile, job: Job, *, alone: bool) -> int:
-    """How many of a measured kind there are: as measured, or as many as the goal allows."""
+    """Largest number of workers of a measured kind that a plan may use.
+
+    ``alone``: Whether it is the only kind; then the goal or the job may ask for more than measured.
+    """
     measured = max(point.workers for point in profile.steps)
     if profile.kinds:
         return profile.kinds[0].workers
@@ -311,7 +300,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
         speed=wanted.speed,
         preemptions=job.goal.preemptions_of(wanted.kind),
         stated=stated,
-        parting=step_split_of(job),
+        step_split=step_split_of(job),
     )
 
 
@@ -321,7 +310,7 @@ def link_given(link: Link) -> bool:
 
 
 def _sped_up(point: StepTime, speed: float) -> StepTime:
-    """The point on a worker that computes ``speed`` times as fast; the exchange stays."""
+    """A step on a worker that computes ``speed`` times as fast; its exchange takes as long."""
     computing = point.step_seconds - min(point.sync_seconds, point.step_seconds)
     ratio = 1 - computing / point.step_seconds * (1 - 1 / speed)
     return point.model_copy(

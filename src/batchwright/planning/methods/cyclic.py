@@ -11,7 +11,7 @@ from batchwright.records import Job, Reason
 
 
 def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...]) -> Layout:
-    """All workers alike, resolution by resolution."""
+    """Lay out the plan's table: a row for each resolution of each stage; arguments as `lay_out`."""
     schedule = schedule_of(job)
     resolutions = schedule.resolutions
     batches = cycle_batches(job, times.data) or Chosen(

@@ -21,14 +21,21 @@ from batchwright.records.text.formatting import between
 
 
 def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...]) -> Layout:
-    """Two groups at the highest resolution."""
+    """Lay out the plan's table: two groups of workers at the highest resolution."""
     return two_groups(job, times, None, optimizer)
 
 
 def two_groups(
     job: Job, times: Measured | Stated, schedule: Schedule | None, optimizer: tuple[Reason, ...]
 ) -> Layout:
-    """Two groups at each resolution of a schedule; `None`: at the highest."""
+    """Lay out two groups of workers at each resolution of a schedule.
+
+    Args:
+        job: Resolved, its workers settled.
+        times: Step times, and what was chosen for `plain`.
+        schedule: The schedule of resolutions; `None`: the highest throughout.
+        optimizer: The reason for the optimizer, if it is to stand beside the rate's.
+    """
     samples = times.data.train_samples
     levels = sides(job) if schedule is not None else (max(sides(job)),)
     top = times.large_batch()
@@ -46,7 +53,6 @@ def two_groups(
     rows = []
     for side, groups, batch in zip(levels, found.groups, large.value, strict=True):
         micro = times.micro_batch(side, groups.local_batch_sizes)
-        # Without large-batch workers the largest is the small one.
         peak = times.peak(side, micro, max(groups.local_batch_sizes))
         ends = pace.spread(side, batch)
         rows.append(served_level(groups, found.rule, side, micro_batch=micro, ends=ends, peak=peak))
@@ -74,7 +80,7 @@ def two_groups(
 
 
 def _round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
-    """A round at the highest resolution."""
+    """The reason for the time of a round at the highest resolution; empty if not predicted."""
     top = max(stages, key=lambda stage: stage.resolution)
     one = top.predicted_epoch_seconds
     if one is None:
@@ -89,7 +95,7 @@ def _round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
 
 
 def _memory(stages: Sequence[Stage], limit: int) -> tuple[Reason, ...]:
-    """The largest predicted peak of a worker against the limit."""
+    """The reason for the largest predicted peak of a worker; empty if not predicted."""
     peaks = [stage.predicted_bytes for stage in stages if stage.predicted_bytes is not None]
     if not peaks:
         return ()

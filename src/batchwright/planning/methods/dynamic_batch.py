@@ -1,7 +1,7 @@
 r"""`dynamic-batch`: shares by speed, and the time that they save.
 
-The method begins with even shares, of which its plan tells the time; then worker i, whose step
-takes :math:`(b_i + o_i) / v_i`, gets a share by its speed, and a step takes
+The method begins with even shares, and its plan predicts the time with these. Then worker i, whose
+step takes :math:`(b_i + o_i) / v_i` seconds, gets a share by its speed, and a step takes
 
 .. math:: \frac{B + \sum_i o_i}{\sum_i v_i} \le \max_i \frac{B / n + o_i}{v_i}
 """
@@ -17,7 +17,7 @@ from batchwright.records.text.plan_text import chosen_candidate
 
 
 def reason(job: Job) -> str:
-    """When shares are made again."""
+    """When and how shares change, in a sentence."""
     when = "at the end of each epoch"
     if job.rebalance == "published":
         how = "each worker's share becomes its samples over its time in that epoch"
@@ -34,8 +34,12 @@ def reason(job: Job) -> str:
 def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
     """Seconds of a training that shares by speed save; 0 where speeds are not known.
 
-    Of the epochs that it is likely to take. A run may have been slower than is predicted now: then
-    the share of its steps that would have been saved is taken of what is predicted.
+    They are for the epochs that the training is likely to take. Speeds of a run may be lower than
+    those of the prediction: then the share that is saved is taken of the predicted seconds.
+
+    Args:
+        plan: The plan, with even shares.
+        runs: Finished runs of the same task; the last one with as many workers gives the speeds.
     """
     (stage,) = plan.stages
     workers = _speeds(plan, stage, runs)
@@ -49,7 +53,10 @@ def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
 
 
 def _speeds(plan: Plan, stage: Stage, runs: Sequence[RunSummary]) -> list[tuple[float, float]]:
-    """Samples a second and fixed samples' worth of each worker: stated, or from the last run."""
+    """Speed of each worker, in samples a second, and the fixed time of its step, in samples.
+
+    They are stated by the job of a virtual cluster, or taken from the last run; empty: not known.
+    """
     if plan.job.launcher.simulated:
         a, b = stage.sample_seconds, stage.step_seconds
         if not a or b is None:

@@ -1,4 +1,4 @@
-"""Why two groups of workers are as they are: batches, numbers, time and shares, in words."""
+"""Reasons for two groups of workers: their batches, numbers, times and shares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from batchwright.records.registries.methods import PAPER
 from batchwright.records.text.formatting import milliseconds, percent
 
 FEW_STEPS = 40
-"""With fewer steps in a round, its last one matters for its time."""
+"""Steps of a round below which its last step, which may be smaller, matters for its time."""
 
 HO = "Ho et al. 2013"
 
@@ -35,10 +35,15 @@ def group_reasons(
     measured: bool,
     rounding: Rounding,
 ) -> tuple[Reason, ...]:
-    """Both batches, both shares, and what the server does.
+    """Reasons for both batches, both shares, and for what the server does.
 
-    ``samples`` are those of an epoch; ``measured``: whether step times were, rather than stated;
-    ``rounding`` is how batches and shares became whole numbers.
+    Args:
+        found: The two groups.
+        pace: How long steps take.
+        sides: Resolutions, low to high, in pixels.
+        samples: Training samples of an epoch.
+        measured: Whether step times were measured, rather than stated.
+        rounding: How batches and shares became whole numbers.
     """
     small, workers = found.small_workers, len(pace.workers)
     more = f"{small.why}{_updates(found, pace)}{_control(pace)}"
@@ -56,7 +61,7 @@ def group_reasons(
 
 
 def _control(pace: Pace) -> str:
-    """What one smaller batch for all would do in the same time."""
+    """How a smaller batch on all workers compares in the same time, in sentences."""
     why = " All workers small is the control: one uniform smaller batch in the same time."
     if not pace.unlike:
         why += (
@@ -75,7 +80,7 @@ def _control(pace: Pace) -> str:
 
 
 def _updates(found: Served, pace: Pace) -> str:
-    """How many there are, and who could make more."""
+    """The number of updates in a round, and which workers could make more, in a sentence."""
     small = found.small_workers.value
     if not small:
         return ""
@@ -99,7 +104,7 @@ def _updates(found: Served, pace: Pace) -> str:
 def _other_counts(
     found: Served, pace: Pace, side: int, samples: int, rounding: Rounding
 ) -> tuple[Alternative, ...]:
-    """What other numbers of small-batch workers would mean at the highest resolution."""
+    """Other numbers of small-batch workers as alternatives, at the highest resolution."""
     small, workers = found.small_workers.value, len(pace.workers)
     counts = sorted(
         (n for n in range(workers + 1) if n != small),
@@ -139,7 +144,7 @@ def _other_counts(
 
 
 def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[Reason, Reason]:
-    """The time that small batches take up, and how small they are."""
+    """Reasons for the extra time of a round, and for the small batches."""
     extra, top = found.extra_time, found.groups[-1]
     steps = top.samples[0] / top.local_batch_sizes[0]
     if steps < FEW_STEPS:

@@ -1,8 +1,9 @@
-"""Two groups of workers under one time model: which small batch, which shares, how long a round.
+"""Two groups of workers under one time model: the small batch, the shares and the round time.
 
-`dual_batch` solves for a line; a measured step time is a curve, so here the line is the chord
-through the two batches that come out, found by turns. Where such pairs were measured side by side,
-the chord is theirs: a small error in the fixed time moves the small batch a lot.
+`algorithms.dual_batch` solves for step times that are a line. A measured step time is a curve, so
+here the line is the chord through both batches, and chord and small batch are found by iteration.
+Where such pairs were measured side by side, the chord is theirs: a small error in the fixed time
+moves the small batch a lot.
 """
 
 from __future__ import annotations
@@ -27,35 +28,30 @@ from batchwright.errors import PlanError
 from batchwright.records import PairTime
 
 MIN_FIXED = 0.01
-"""Share of a measured step that counts as fixed at least. On a busy machine a fit may leave none,
-and the run would be refused after it was probed; pairs measured side by side correct it."""
+"""Least share of a measured step that is taken as fixed. On a busy machine a fit may find no fixed
+time, and the run would be refused after its probe; pairs measured side by side correct that."""
 
-_TURNS = 30  # of chord and pair; they settle in two or three
-_NOTHING = 1e-9  # of a step: what rounding leaves where there is no fixed time
-_SAME_LARGE = 0.1  # a measured pair counts if its large batch is that near, as a share
+_TURNS = 30  # most iterations of chord and pair; two or three suffice
+_NOTHING = 1e-9  # share of a step below which a fixed time is rounding
+_SAME_LARGE = 0.1  # largest distance of a measured pair's large batch from the wanted one, a share
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long steps take on each worker of a round.
+    """How long steps take on each worker of a round."""
 
-    Attributes:
-        seconds: Of a step without exchange on a usual worker, by resolution and local batch.
-        workers: How each differs from a usual one, in rank order.
-        least: Fewest samples that a worker can train on.
-        exchange: Seconds of each worker's push to the parameter server and its pull, in rank order.
-        spread: Ends of the interval of such times as shares of them, by resolution and local batch.
-        pairs: Unequal batches that were measured side by side.
-        least_fixed: Share of a step that is fixed at least: measured times cannot tell less from
-            none, and with none there would be no small batch at all.
-    """
-
+    # (resolution, local batch) -> seconds of a step without exchange on a worker of speed and
+    # overhead 1.
     seconds: Callable[[int, int], float]
-    workers: tuple[Relative, ...]
-    least: int
+    workers: tuple[Relative, ...]  # speed and overhead of each worker, in rank order
+    least: int  # fewest samples that a worker can train on
+    # Seconds of each worker's push to the parameter server and its pull, in rank order.
     exchange: tuple[float, ...]
+    # (resolution, local batch) -> ends of the interval of ``seconds``, as shares of it.
     spread: Callable[[int, int], tuple[float, float]]
-    pairs: tuple[PairTime, ...] = ()
+    pairs: tuple[PairTime, ...] = ()  # unequal batches that were measured side by side
+    # Least share of a step that is taken as fixed: measurements cannot tell less from none, and
+    # without a fixed time there is no small batch.
     least_fixed: float = 0.0
 
     @property
@@ -65,11 +61,11 @@ class Pace:
 
     @property
     def unlike(self) -> bool:
-        """Whether it differs from worker to worker."""
+        """Whether that fixed time differs between workers."""
         return len(set(self.overheads)) > 1
 
     def chord(self, side: int, batch: int, large: int) -> tuple[float, float]:
-        """Seconds per sample and fixed ones, by the steps of two batches, at a resolution."""
+        """Seconds per sample and fixed seconds of the line through the steps of two batches."""
         whole = self.seconds(side, large)
         a, b = chord((batch, self.seconds(side, batch)), (large, whole))
         least = self.least_fixed * whole
@@ -80,32 +76,23 @@ class Pace:
 
 @dataclass(frozen=True)
 class Groups:
-    """Both groups of a row of the plan.
+    """Both groups of workers in a row of the plan."""
 
-    Attributes:
-        pair: Batches and samples of a worker of speed 1, on average where overheads differ.
-        large_batch: Local batch of a large-batch worker.
-        sample_seconds: Slope of the chord that it was solved with.
-        step_seconds: Its fixed part.
-        samples: Of each worker in a round, in rank order; an epoch in all.
-        local_batch_sizes: In rank order.
-        round_seconds: Until the last worker has ended, exchanges included.
-        measured: Of the pairs that were measured side by side the nearest, if there are any.
-    """
-
-    pair: Pair
-    large_batch: int
-    sample_seconds: float
-    step_seconds: float
+    pair: Pair  # small batch, and samples of a worker of speed 1, on average where overheads differ
+    large_batch: int  # local batch of a large-batch worker, in samples
+    sample_seconds: float  # seconds per sample of the chord that the pair was solved with
+    step_seconds: float  # fixed seconds of that chord
+    # Samples of each worker in a round, in rank order; together those of an epoch.
     samples: tuple[int, ...]
-    local_batch_sizes: tuple[int, ...]
-    round_seconds: float
-    measured: PairTime | None
+    local_batch_sizes: tuple[int, ...]  # local batch of each worker, in samples, in rank order
+    round_seconds: float  # seconds of a round until the last worker has ended, exchanges included
+    measured: PairTime | None  # the nearest pair that was measured side by side; `None` without any
 
     def samples_ratio(self, exchange_steps: int | None) -> float:
         """Samples between two exchanges of a small-batch worker over those of a large-batch one.
 
-        Both of usual speed; where exchanges are once a round, d_S over d_L.
+        Both have speed 1. With one exchange a round (``exchange_steps`` is `None`) it is d_S / d_L,
+        else the ratio of the batches.
         """
         if exchange_steps is None or self.pair.small_batch is None:
             return self.pair.factor
@@ -118,7 +105,7 @@ class Groups:
 
     @property
     def fixed_share(self) -> float:
-        """What of a step with the large batch is fixed, as a share."""
+        """Fixed part of a step with the large batch, as a share of the step."""
         per_batch = self.sample_seconds * self.large_batch
         return self.step_seconds / (self.step_seconds + per_batch)
 
@@ -139,7 +126,7 @@ def grouped(
     Args:
         pace: How long steps take.
         side: Resolution, in pixels.
-        large_batch: Local batch of the others, in samples.
+        large_batch: Local batch of the other workers, in samples.
         small_workers: How many small-batch workers there are.
         extra_time: Time of a round over that with large batches alone.
         samples: Training samples of an epoch.
@@ -181,7 +168,10 @@ def grouped(
 def most_extra_time(
     pace: Pace, side: int, large_batch: int, *, small_workers: int, most: float
 ) -> float:
-    """Largest extra time up to ``most`` at which the small batch is not below the least."""
+    """Largest extra time, up to ``most``, with a small batch that can be trained on.
+
+    Extra time is the time of a round over that with large batches alone.
+    """
     if not small_workers:
         return 1.0
     large, small = _by_group(pace, small_workers)
@@ -197,7 +187,7 @@ def most_extra_time(
 
 @dataclass(frozen=True)
 class _Sought:
-    """What does not change while the chord is found."""
+    """The arguments of `grouped` that stay the same while the chord is found."""
 
     side: int
     large_batch: int
@@ -237,7 +227,7 @@ def _by_group(pace: Pace, small_workers: int) -> tuple[tuple[Relative, ...], tup
 
 
 def _solved(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float], PairTime | None]:
-    """The pair, the chord it was solved with, and the nearest pair behind it, if any."""
+    """The pair, its chord, and the nearest measured pair if the chord is that of measured pairs."""
     large, small = len(sought.large), len(sought.small)
     fitting = [
         one
@@ -255,19 +245,19 @@ def _solved(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float], Pai
         try:
             line, near = solved_line(fitting, small_batch_of)
             return sought.pair(line, pace.least), line, near
-        except PlanError:  # then as if nobody had measured it
+        except PlanError:  # measured pairs give no small batch, so the fitted step times are used
             pass
     pair, line = _by_turns(pace, sought)
     return pair, line, None
 
 
 def _by_turns(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float]]:
-    """Chord and pair in turn until the pair lies on its own chord."""
+    """Chord and pair by iteration: until the chord goes through the pair that it gives."""
     side, large = sought.side, sought.large_batch
 
     def line_to(batch: int) -> tuple[float, float]:
         other = batch if batch != large else max(large // 2, 1)
-        if other == large:  # a batch of one sample
+        if other == large:  # the large batch is one sample
             other = large + 1
         return pace.chord(side, other, large)
 
@@ -284,9 +274,10 @@ def _by_turns(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float]]:
 
 
 def _crossing(pace: Pace, sought: _Sought) -> int:
-    """The smallest batch whose time per sample is within what the small group may take.
+    """The smallest batch whose time per sample the extra time allows: where iteration begins.
 
-    A sample may take :math:`(t(B_L) / B_L) / r` there, r the ratio of the two groups' samples.
+    It allows :math:`(t(B_L) / B_L) / r` seconds, with r the samples of a small-batch worker over
+    those of a large-batch worker.
     """
     side, large = sought.side, sought.large_batch
     if not sought.small or large <= pace.least:
@@ -307,7 +298,7 @@ def _crossing(pace: Pace, sought: _Sought) -> int:
 
 
 def shown_relative(values: Sequence[float]) -> str:
-    """Relative speeds or overheads for a person; empty if all are alike.
+    """Relative speeds or overheads as text; empty if all are equal.
 
     >>> shown_relative((1, 1)), shown_relative((1, 0.5))
     ('', '1, 0.5')

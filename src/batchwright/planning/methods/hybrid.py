@@ -10,5 +10,5 @@ from batchwright.records import Job, Reason
 
 
 def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...]) -> Layout:
-    """Two groups at each resolution."""
+    """Lay out the plan's table: two groups of workers at each resolution of each stage."""
     return two_groups(job, times, schedule_of(job), optimizer)

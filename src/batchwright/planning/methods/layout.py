@@ -1,8 +1,8 @@
-"""Plans of several rows or two groups of workers: what a method lays out, made a part of a plan.
+"""Plans of several rows or two groups of workers: puts what a method lays out into the plan.
 
-The cluster and the batch at the highest resolution are chosen as for `plain`. What a method adds,
-the function that its entry in the registry names lays out and `time_models` times, whether the
-times were measured or stated.
+The cluster and the batch at the highest resolution are chosen as for `plain`. The registry names
+the function that lays out the rows of a method, and `time_models` gives their times, measured or
+stated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.progress import fewest_epochs
 from batchwright.planning.candidates.table import SECONDS_PER_HOUR
 from batchwright.planning.chosen import Chosen
@@ -35,23 +34,16 @@ from batchwright.records.text.formatting import between, significant
 
 @dataclass(frozen=True)
 class Layout:
-    """What a plan is made of.
+    """The stages of a plan, with its learning rate and the rule of its server."""
 
-    Attributes:
-        stages: The table.
-        rule: The learning rate.
-        reasons: For what was added to the choice.
-        server: Of the parameter server; `None` without.
-    """
-
-    stages: tuple[Stage, ...]
-    rule: LearningRateRule
-    reasons: tuple[Reason, ...] = ()
-    server: ServerRule | None = None
+    stages: tuple[Stage, ...]  # the plan's table
+    rule: LearningRateRule  # the learning rate
+    reasons: tuple[Reason, ...] = ()  # reasons for what the method decides
+    server: ServerRule | None = None  # the rule of the parameter server; `None` without one
 
 
 def searched(job: Job, data: DataFacts) -> Job:
-    """The job whose cluster and batch are chosen as for `plain`, at a batch given for the top."""
+    """The job for which candidates are searched: with the global batch of the top resolution."""
     batches = cycle_batches(job, data)
     return job if batches is None else job.model_copy(update={"global_batch": batches.value[-1]})
 
@@ -59,9 +51,13 @@ def searched(job: Job, data: DataFacts) -> Job:
 def laid_out(
     job: Job, rule: LearningRateRule, levels: Sequence[Level], schedule: Schedule | None = None
 ) -> tuple[Stage, ...]:
-    """The table: each sub-stage of the schedule with what holds at its resolution.
+    """The plan's table: a row for each sub-stage of the schedule, or one row without a schedule.
 
-    ``levels`` are for each resolution, low to high; without a schedule there is one row.
+    Args:
+        job: Resolved.
+        rule: The learning rate.
+        levels: Fields of a row at each resolution, low to high.
+        schedule: The schedule of resolutions; `None`: one resolution throughout.
     """
     usual = {"dropout": job.dropout, "augmentation": job.augmentation}
     if schedule is None:
@@ -81,18 +77,18 @@ def laid_out(
 
 
 def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = ()) -> Layout:
-    """The plan's table, as the job's method lays it out.
+    """The plan's table, as the job's method lays it out, with all reasons.
 
     Args:
         job: Resolved, its workers settled.
-        times: What a step takes, and what was chosen for `plain`.
-        optimizer: Reason for it, where that stands beside the rate's.
+        times: Step times, and what was chosen for `plain`.
+        optimizer: The reason for the optimizer, if it is to stand beside the rate's.
 
     Raises:
         PlanError: No pair of batches exists, or a limit is missed.
     """
-    made, total = _made(job, times, optimizer)
-    # Together the rows may miss a deadline or cost that plain keeps.
+    made, total = _laid_out_by_method(job, times, optimizer)
+    # All rows together may miss a deadline or a cost that `plain` keeps.
     misses = _misses(job, times, total)
     if misses:
         limit, text = next(iter(misses.items()))
@@ -102,16 +98,16 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         *method_reason(job),
         *made.reasons,
         *_training_time(job, made.stages, total),
-        *losses_of(job, times.network, times.preemptions).reasons(total),
+        *times.losses.reasons(total),
         *link_reason(job),
     )
     return replace(made, reasons=found)
 
 
-def _made(
+def _laid_out_by_method(
     job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = ()
 ) -> tuple[Layout, Estimate]:
-    """What the method lays out, and the seconds of the whole training by it."""
+    """What the method lays out, and the seconds of the whole training, losses included."""
     made: Layout = resolve_name(job.method_spec.plan)(job, times, optimizer)
     other = times.other_seconds(job.epochs)
     rows = [(stage.epochs, stage.predicted_epoch_seconds) for stage in made.stages]
@@ -119,12 +115,11 @@ def _made(
         end: other + sum(n * getattr(one, end) for n, one in rows if one is not None)
         for end in ("value", "low", "high")
     }
-    losses = losses_of(job, times.network, times.preemptions)
-    return made, losses.estimate(Estimate(**ends))
+    return made, times.losses.estimate(Estimate(**ends))
 
 
 def _misses(job: Job, times: Measured | Stated, total: Estimate) -> dict[str, str]:
-    """The limits that so long a training may miss, each with what it may take, in words."""
+    """The limits that a training of ``total`` seconds may miss, each with what it may take."""
     cost = (times.hourly or 0.0) * total.high / SECONDS_PER_HOUR
     found = {}
     for key, verb, value, unit in (
@@ -138,12 +133,12 @@ def _misses(job: Job, times: Measured | Stated, total: Estimate) -> dict[str, st
 
 
 def _kept_by(job: Job, times: Measured | Stated, limit: str) -> Iterator[str]:
-    """What else than raising a limit keeps it, in words: each is laid out to see."""
+    """Changes of the job that keep a limit, in words: each change is laid out to check it."""
 
     def missed(**changes: object) -> bool:
         other = job.model_copy(update=changes)
         try:
-            return limit in _misses(other, times, _made(other, times)[1])
+            return limit in _misses(other, times, _laid_out_by_method(other, times)[1])
         except PlanError:
             return True
 
@@ -160,7 +155,7 @@ def _kept_by(job: Job, times: Measured | Stated, limit: str) -> Iterator[str]:
 
 
 def method_reason(job: Job) -> tuple[Reason, ...]:
-    """What the method does; nothing to say of `plain`."""
+    """The reason that describes the method; empty for `plain`."""
     spec = job.method_spec
     why = resolve_name(spec.reason)(job) if spec.reason else spec.why
     if not why:
@@ -170,7 +165,7 @@ def method_reason(job: Job) -> tuple[Reason, ...]:
 
 
 def link_reason(job: Job) -> tuple[Reason, ...]:
-    """The network of a virtual cluster."""
+    """The reason for the link of a virtual cluster; empty elsewhere."""
     if not job.launcher.simulated or job.link.latency is None or job.link.bandwidth is None:
         return ()
     value = f"{1e3 * job.link.latency:g} ms and {job.link.bandwidth / 1e6:g} MB/s"
@@ -182,7 +177,7 @@ def link_reason(job: Job) -> tuple[Reason, ...]:
 
 
 def _training_time(job: Job, stages: Sequence[Stage], total: Estimate) -> tuple[Reason, ...]:
-    """The whole training over all rows; nothing where nothing is predicted."""
+    """The reason for the time of the whole training; empty if a row has no prediction."""
     if any(stage.predicted_epoch_seconds is None for stage in stages):
         return ()
     simulated = " of the simulated clock" if job.launcher.simulated else ""

@@ -1,13 +1,14 @@
-"""What a virtual cluster goes by: one worker's measured times, or stated ones, and a stated link.
+"""Step times of a virtual cluster: those measured on one worker, or stated ones, and a stated link.
 
-Every virtual worker has a machine of its own, so it takes the time of the fewest workers that were
-measured together, and exchanges over ``link``, whatever the host of the simulation is.
+Every virtual worker has a machine of its own. So its steps take the time that was measured with the
+fewest workers, and it exchanges over ``link``, whatever the host of the simulation is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from batchwright.errors import JobError
 from batchwright.prediction.fit import fit_line
 from batchwright.records import (
     VIRTUAL_BANDWIDTH,
@@ -17,10 +18,11 @@ from batchwright.records import (
     Profile,
     StepTime,
 )
+from batchwright.records.text.formatting import counted
 
 
 def with_link(job: Job) -> Job:
-    """A job for the virtual cluster with what it leaves open of the link assumed."""
+    """The job with the link's missing figures assumed, if it is for a virtual cluster."""
     if not job.launcher.simulated:
         return job
     given = {key: value for key, value in job.link.model_dump().items() if value is not None}
@@ -29,12 +31,13 @@ def with_link(job: Job) -> Job:
 
 
 def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
-    """The profile as a virtual worker has it.
+    """The profile of a virtual worker.
 
     Args:
         profile: What was measured.
-        job: Resolved; ``virtual.*`` says what is stated instead.
-        slowest: Whether all wait for the slowest worker at each step, so that its times are all's.
+        job: Resolved; ``virtual.*`` states times that replace the measured ones.
+        slowest: Whether all workers wait for the slowest one in each step: then the profile has
+            the times of the slowest, else those of a worker of speed and overhead 1.
     """
     least = min((point.workers for point in profile.steps), default=1)
     points = [point for point in profile.steps if point.workers == least]
@@ -63,13 +66,18 @@ def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
 
 
 def _workers(job: Job) -> list[tuple[float, float]]:
-    """Speed and overhead of each worker, where the job says how many there are."""
-    count = max(len(job.virtual.speeds), len(job.virtual.overheads), 1)
-    return list(job.virtual.relative_times(count))
+    """Speed and overhead of each worker that the job describes; of one usual worker without any."""
+    speeds, overheads = len(job.virtual.speeds), len(job.virtual.overheads)
+    if speeds and overheads and speeds != overheads:  # with workers=auto nobody has compared them
+        raise JobError(
+            f"virtual.speeds has {counted(speeds, 'value')}, virtual.overheads {overheads}: give "
+            "one of each for each worker"
+        )
+    return list(job.virtual.relative_times(max(speeds, overheads, 1)))
 
 
 def _lines(points: Sequence[StepTime]) -> dict[int, tuple[float, float]]:
-    """Seconds per sample and fixed ones at each resolution, where several batches were measured."""
+    """Seconds per sample and fixed seconds by resolution, where several batches were measured."""
     found = {}
     for side in {point.resolution for point in points}:
         here = [point for point in points if point.resolution == side]
@@ -83,7 +91,7 @@ def _lines(points: Sequence[StepTime]) -> dict[int, tuple[float, float]]:
 def _alone(
     point: StepTime, workers: Sequence[tuple[float, float]], fixed: Mapping[int, float]
 ) -> StepTime:
-    """The point without exchange, on the slowest of some workers."""
+    """The point without exchange, on the slowest of ``workers``, given by speed and overhead."""
     usual, overhead_seconds = point.compute_seconds, fixed.get(point.resolution, 0.0)
     seconds = max((usual + (o - 1) * overhead_seconds) / speed for speed, o in workers)
     ratio = seconds / point.step_seconds
@@ -101,10 +109,10 @@ def _alone(
 
 
 def _stated(points: Sequence[StepTime], job: Job) -> list[StepTime]:
-    """The points with stated times: their resolution's, or the top one's slope in proportion.
+    """The points with stated times.
 
-    The proportion is that of the measured slopes, or of the pixels where only one resolution was
-    measured.
+    A time per sample that is stated for the top resolution alone is scaled to other resolutions: in
+    proportion to the measured slopes, or to the pixels where only one resolution was measured.
     """
     lines = _lines(points)
     top = max((point.resolution for point in points), default=1)
@@ -139,8 +147,8 @@ def usual_times(job: Job, line: tuple[float, float], batch: int) -> dict[str, fl
     """Times of a worker of speed and overhead 1 for a row of the plan, as fields of a `Stage`.
 
     Args:
-        job: Says what virtual workers are like; where all wait for the slowest, ``line`` is its.
-        line: Seconds per sample and fixed seconds of a step.
+        job: Its ``virtual.*`` has the speeds and overheads of the workers.
+        line: Seconds per sample and fixed seconds of a step on the slowest worker.
         batch: Local batch, in samples, at which that worker is the slowest.
     """
     a, b = line if line[0] >= 0 else (0.0, line[0] * batch + line[1])
@@ -149,16 +157,18 @@ def usual_times(job: Job, line: tuple[float, float], batch: int) -> dict[str, fl
     def seconds(usual: tuple[float, float]) -> float:
         return max((usual[0] * batch + o * usual[1]) / speed for speed, o in workers)
 
-    # Had another worker these times, the slowest would take longer than the line says.
+    # Of the usual times that follow from each worker, the right ones make no worker slower than
+    # the line.
     each = [(a * speed, b * speed / o) for speed, o in workers]
     a, b = min(each, key=seconds)
     return {"sample_seconds": a, "step_seconds": b}
 
 
 def stated_line(job: Job, side: int) -> tuple[float, float] | None:
-    """Seconds per sample and fixed seconds from the job alone.
+    """Seconds per sample and fixed seconds of a step that the job states; `None` if it does not.
 
-    Where it states one time per sample, that at other resolutions is by the area of the images.
+    A single time per sample is that at the top resolution, and is scaled to others by the area of
+    the images.
     """
     sides = () if job.resolutions == "auto" else job.resolutions
     (a, exact), (b, _) = _both_stated(job, side)
@@ -168,6 +178,6 @@ def stated_line(job: Job, side: int) -> tuple[float, float] | None:
 
 
 def _both_stated(job: Job, side: int) -> tuple[tuple[float | None, bool], ...]:
-    """Seconds per sample and fixed ones as `Virtual.stated` has them."""
+    """`Virtual.stated` for the seconds per sample and for the fixed seconds of a step."""
     sides = () if job.resolutions == "auto" else job.resolutions
     return tuple(job.virtual.stated(key, side, sides) for key in ("sample_seconds", "step_seconds"))

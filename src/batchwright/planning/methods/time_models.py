@@ -1,6 +1,6 @@
-"""What a step takes and what fits the workers: by fitted measurements, or as the job states.
+"""Step times and memory for laying out a plan: by fitted measurements, or as the job states them.
 
-Both answer the same questions, so that a method lays out a plan in one way.
+`Measured` and `Stated` have the same methods, so that a method lays out its plan in one way.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from batchwright.algorithms.dual_batch import Relative
 from batchwright.algorithms.partition import apportion
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.choice import Choice
-from batchwright.planning.candidates.local_batches import largest_shares, local_batches, split
+from batchwright.planning.candidates.local_batches import local_batches, shares_by_kind, split
 from batchwright.planning.candidates.optimizer import chosen_optimizer, extra_seconds
 from batchwright.planning.candidates.prediction_records import prediction, prediction_reasons
+from batchwright.planning.candidates.preemptions import Losses, losses_of
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Table
 from batchwright.planning.candidates.worker_types import WorkerType, cut, link_given
@@ -49,26 +50,18 @@ from batchwright.records import (
 from batchwright.records.text.formatting import counted
 
 _BYTES = 4  # of a weight
-_MAX_SAMPLES = 2**24  # where the memory alone is asked
+_MAX_SAMPLES = 2**24  # more than any batch, where the memory alone is the bound
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Models fitted to profiles, at the cluster and batch chosen as for `plain`.
+    """Models fitted to profiles, at the cluster and batch chosen as for `plain`."""
 
-    Attributes:
-        job: Resolved, its workers settled.
-        table: What candidates were compared by.
-        choice: What was chosen.
-        chosen: Its record.
-        progress: What a batch means for progress.
-    """
-
-    job: Job
-    table: Table
-    choice: Choice
-    chosen: Prediction
-    progress: Progress
+    job: Job  # resolved, its workers settled
+    table: Table  # predicts the candidates
+    choice: Choice  # the choice among them
+    chosen: Prediction  # the record of the chosen candidate
+    progress: Progress  # what a batch means for progress
     measured: ClassVar[bool] = True
 
     @property
@@ -83,7 +76,7 @@ class Measured:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """Number of workers."""
         return self.choice.row.cluster.workers
 
     @property
@@ -92,7 +85,7 @@ class Measured:
         return self.choice.row.batch
 
     def other_seconds(self, epochs: int) -> float:
-        """Seconds of a training of so many epochs besides its rows: evaluation and compiling."""
+        """Seconds of ``epochs`` epochs of training besides the steps: evaluation and compiling."""
         return self.table.other_seconds(self.choice.row.cluster, epochs)
 
     @property
@@ -101,9 +94,9 @@ class Measured:
         return self.choice.row.cluster.hourly
 
     @property
-    def preemptions(self) -> float:
-        """How often any worker is taken away in an hour."""
-        return self.choice.row.cluster.preemptions
+    def losses(self) -> Losses:
+        """The time lost by workers that are taken away, at the interval that the table has."""
+        return self.table.losses(self.choice.row.cluster)
 
     @property
     def limit(self) -> int:
@@ -115,7 +108,7 @@ class Measured:
         return self.choice.row.cluster.members[0][0]
 
     def only_level(self) -> Level:
-        """What holds throughout a plan of one row."""
+        """Fields of the stage of a plan with one row."""
         kind, row, chosen = self._kind, self.choice.row, self.chosen
         local, side = local_batches(row.cluster, row.totals), chosen.resolution
         check_bounds(self.job, local)
@@ -131,7 +124,7 @@ class Measured:
         }
 
     def level(self, side: int, batch: int) -> Level:
-        """What holds at one of several resolutions, with its global batch."""
+        """Fields of a stage at one of several resolutions, with its global batch."""
         row, kind = self.choice.row, self._kind
         cluster = row.cluster
         totals = row.totals if batch == row.batch else split(cluster, side, batch)
@@ -143,7 +136,7 @@ class Measured:
             )
         asked = self.table.row(cluster, side, totals, asked=True)
         found = prediction(self.table, asked, self.progress, named=False, edge=False)
-        largest = max(largest_shares(cluster, totals))
+        largest = max(share for _, share in shares_by_kind(cluster, totals))
         return {
             "resolution": side,
             "local_batch_sizes": local_batches(cluster, totals),
@@ -154,18 +147,20 @@ class Measured:
     def large_batch(self) -> Chosen[int]:
         """Local batch at the highest resolution, by time and gradient noise for one worker.
 
-        With several, `plain` has to make up for an exchange of gradients in each step, which
-        workers of a server do without. Where the batch is given, or the objective goes by something
-        else than the knee, it is `plain`'s.
+        `plain` takes larger batches with several workers, as gradients are exchanged in each step.
+        Workers of a server do not exchange gradients. Where the job gives the batch, or where the
+        objective does not go by the knee, it is the local batch of `plain`.
         """
         goal, kind, side = self.table.job.goal, self._kind, max(sides(self.job))
-        batch = max(largest_shares(self.choice.row.cluster, self.choice.row.totals))
+        row = self.choice.row
+        batch = max(share for _, share in shares_by_kind(row.cluster, row.totals))
         most = self.data.train_samples // self.workers // goal.least_steps
         found = candidates(
             1, min(most, self.fitting(side) or most), least_local=kind.smallest_measured
         )
         if self.table.job.global_batch == "auto" and found:
-            pace, measured = self.pace(batch), 1 in kind.measured  # then as the knee's table
+            # Steps of one worker, if they were measured, as in the table that knees are found in.
+            pace, measured = self.pace(batch), 1 in kind.measured
             longer = self._longer(kind, 1)
             own = self.choice.objective.alone(
                 found,
@@ -178,26 +173,33 @@ class Measured:
         return Chosen(batch, "What `plain` would choose as local batch.", "predicted")
 
     def fitting(self, side: int) -> int | None:
-        """Most samples of a worker of its own that fit the memory; `None`: not known."""
+        """Largest batch of a worker, in samples, that fits the memory in one pass."""
         kind = self._kind
         return kind.memory.largest_batch(side, kind.limit, _MAX_SAMPLES, workers=self.workers)
 
     def micro_batch(self, side: int, local: Sequence[int]) -> int:
-        """Most samples in one forward pass of workers that step for themselves."""
+        """Most samples in one forward pass of workers that step by themselves."""
         kind = self._kind
         micro = kind.parts(self.workers, side, max(local))[0]
-        if kind.parting is not None:  # the small batch may want parts too
-            micro = min(micro, kind.parting.most_at_once(local, kind.least))
+        if kind.step_split is not None:  # steps of the small batch may have to be cut, too
+            micro = min(micro, kind.step_split.most_at_once(local, kind.least))
         return micro
 
     def peak(self, side: int, micro: int, most: int) -> Estimate | None:
-        """Peak bytes of such a worker, whose gradients need no buffers to be exchanged."""
+        """Peak bytes of such a worker, which keeps no buffers for an exchange of gradients.
+
+        Args:
+            side: Image side, in pixels.
+            micro: Most samples in one forward pass.
+            most: Largest local batch, in samples.
+        """
         return self._kind.memory.predict(side, micro, workers=1, accumulates=micro < most)
 
     def pace(self, batch: int) -> Pace:
-        """By the fitted step times, computing alone: workers of a server exchange no gradients.
+        """How long the steps of each worker take: their computing, by the fitted step times.
 
-        Kinds of workers differ by one factor, that at this local batch.
+        Workers of a server exchange no gradients in a step. Kinds of workers differ by one factor,
+        that at the local batch ``batch``.
         """
         job, cluster, first, workers = self.job, self.choice.row.cluster, self._kind, self.workers
         top = max(sides(job))
@@ -218,7 +220,7 @@ class Measured:
         ]
         alike = ((1.0, 1.0),) * workers
         stated = job.virtual.relative_times(workers) if job.launcher.simulated else alike
-        told = job.launcher.simulated and job.virtual.step_seconds is not None
+        fixed_stated = job.launcher.simulated and job.virtual.step_seconds is not None
         profile, parts = first.profile, first.profile.memory_parts
         size = parts.parameters + parts.buffers if parts else _BYTES * self.network.parameters
         model = fit_collectives(profile.collectives)
@@ -232,18 +234,18 @@ class Measured:
             least=max(kind.least for kind, _ in cluster.members),
             exchange=_exchanges(job, size, workers, known),
             spread=ends,
-            least_fixed=0.0 if told else MIN_FIXED,
+            least_fixed=0.0 if fixed_stated else MIN_FIXED,
             pairs=self._pairs() if len(cluster.members) == 1 and not first.stated else (),
         )
 
     def _longer(self, kind: WorkerType, workers: int) -> float:
-        """Seconds that an update takes more than the one that was measured with."""
+        """Seconds that the planned optimizer's update takes more than the measured one."""
         update = chosen_optimizer(self.table.job, self.batch, self.table.compared)
         found = extra_seconds(self.job, kind.profile, update, workers, kind.speed)
         return found.value if found else 0.0
 
     def _pairs(self) -> tuple[PairTime, ...]:
-        """The measured pairs, with that in all of their steps."""
+        """The measured pairs, with the extra time of the planned update in all steps."""
         more = self._longer(self._kind, self.workers)
         return tuple(
             one.model_copy(
@@ -260,29 +262,22 @@ class Measured:
         )
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
-        """Reasons at the highest resolution: for its batch; for memory and time."""
+        """Reasons at the highest resolution: first for the batch, then for memory and time."""
         found = prediction_reasons(self.job, self.choice.row, self.chosen, stage)
         return found[:1], (*found[1], found[2])
 
 
 @dataclass(frozen=True)
 class Stated:
-    """A job without profiles: what it leaves open is assumed, and only what it states is predicted.
+    """Step times of a job without profiles: only what the job states is predicted."""
 
-    Attributes:
-        job: Resolved.
-        data: The data set.
-        network: The network.
-        workers: How many there are.
-        local: Local batches at the highest resolution; empty under a parameter server.
-        why: Why they are so, and the source of that.
-    """
-
-    job: Job
-    data: DataFacts
-    network: NetworkFacts
-    workers: int
+    job: Job  # resolved
+    data: DataFacts  # the data set
+    network: NetworkFacts  # the network
+    workers: int  # number of workers
+    # Local batches at the highest resolution, in samples; empty under a parameter server.
     local: tuple[int, ...] = ()
+    # The reason for these batches, and its source.
     why: tuple[str, Source] = ("Asked for; nothing was measured.", "asked")
     measured: ClassVar[bool] = False
     limit: ClassVar[int] = 0
@@ -299,12 +294,12 @@ class Stated:
         return None if price is None else self.workers * price
 
     @property
-    def preemptions(self) -> float:
-        """How often any worker is taken away in an hour."""
-        return self.workers * self.job.goal.preemptions_of("")
+    def losses(self) -> Losses:
+        """The time lost by workers that are taken away."""
+        return losses_of(self.job, self.network, self.workers * self.job.goal.preemptions_of(""))
 
     def other_seconds(self, epochs: int) -> float:  # noqa: ARG002
-        """Seconds besides the rows are not known."""
+        """Seconds of a training besides its steps: not known, so 0."""
         return 0.0
 
     @property
@@ -313,11 +308,11 @@ class Stated:
         return least_local(self.network)
 
     def only_level(self) -> Level:
-        """What holds throughout a plan of one row."""
+        """Fields of the stage of a plan with one row."""
         return self.level(max(sides(self.job)), self.batch)
 
     def level(self, side: int, batch: int) -> Level:
-        """What holds at a resolution, with its global batch."""
+        """Fields of a stage at a resolution, with its global batch."""
         check_batch(batch, self.workers, self.least, self.data)
         local = self.local
         if batch != self.batch:
@@ -325,7 +320,7 @@ class Stated:
         if min(local) < self.least:
             raise PlanError(f"local batches {list(local)}: each worker needs at least {self.least}")
         line = stated_line(self.job, side)
-        # Stated times are a usual worker's, unlike measured ones, which are the slowest one's.
+        # Stated times are those of a usual worker; `usual_times` takes those of the slowest one.
         usual = self.job.model_copy(update={"launch": "local"})
         return {
             "resolution": side,
@@ -347,16 +342,21 @@ class Stated:
         """Most samples that fit the memory are not known."""
 
     def micro_batch(self, side: int, local: Sequence[int]) -> int:  # noqa: ARG002
-        """Most samples in one forward pass of workers that step for themselves."""
+        """Most samples in one forward pass of workers that step by themselves."""
         return self._micro_batch(local, min(local))
 
     def _micro_batch(self, local: Sequence[int], judged: int) -> int:
-        """Each local batch in one pass unless asked otherwise; ``judged`` is to be cut as asked."""
-        micro, parting = max(local), step_split_of(self.job)
+        """Most samples in one forward pass: the local batch, unless the job or parts bound it.
+
+        The job's `micro_batch` is refused if it cuts a local batch of ``judged`` samples too small.
+        """
+        micro, step_split = max(local), step_split_of(self.job)
         if self.job.micro_batch != "auto":
             check_micro_batches(judged, self.job.micro_batch, self.least)
             micro = max(cut(micro, self.job.micro_batch))
-        return micro if parting is None else min(micro, parting.most_at_once(local, self.least))
+        if step_split is None:
+            return micro
+        return min(micro, step_split.most_at_once(local, self.least))
 
     def peak(self, side: int, micro: int, most: int) -> None:
         """Peak bytes are not known."""
@@ -387,7 +387,13 @@ class Stated:
 def stated_times(
     job: Job, data: DataFacts, network: NetworkFacts, local_batch_sizes: Sequence[int] | None
 ) -> Stated:
-    """The job with all settled that it leaves open.
+    """The step times of a job without profiles, with everything settled that the job leaves open.
+
+    Args:
+        job: As given.
+        data: The data set.
+        network: The network.
+        local_batch_sizes: Samples per step of each worker, in rank order; `None`: not given.
 
     Raises:
         PlanError: Batches, workers and data do not fit together.
@@ -440,6 +446,7 @@ def stated_times(
 
 
 def _predicted(found: Prediction) -> Level:
+    """Fields of a stage that are taken from a prediction."""
     return {
         "micro_batch_size": found.micro_batch_size,
         "predicted_epoch_seconds": found.epoch_seconds,
@@ -448,9 +455,15 @@ def _predicted(found: Prediction) -> Level:
 
 
 def _exchanges(job: Job, size: int, workers: int, seconds: float | None) -> tuple[float, ...]:
-    """Seconds of each worker's push and pull; a virtual worker may have a link of its own.
+    """Seconds of each worker's push and pull, in rank order.
 
-    ``seconds`` are as measured; `None`: as the link is stated.
+    Virtual workers may have links of different bandwidths.
+
+    Args:
+        job: Resolved.
+        size: Bytes of the model.
+        workers: Number of workers.
+        seconds: Measured seconds of a push and a pull; `None`: by the stated link.
     """
     if seconds is None:
         seconds = exchange_seconds(size, 2, job.link, "push-pull") if link_given(job.link) else 0.0

@@ -1,4 +1,4 @@
-"""Two groups of workers at each resolution: batches, numbers, time and shares."""
+"""Two groups of workers at each resolution: their batches, numbers, round times and shares."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from batchwright.records import Estimate, Job, ServerRule
 from batchwright.records.registries.methods import PAPER
 
 USUAL_EXTRA_TIME, MAX_EXTRA_TIME = 1.05, 1.2
-"""Time of a round over that with large batches alone, where the job leaves it open: the paper's
-smaller value, and as far as a deadline may stretch it (the paper goes to 1.1)."""
+"""Time of a round over that with large batches alone, where the job leaves it open: the smaller of
+the paper's values, and the largest value with a deadline (the paper goes to 1.1)."""
 
 SMALL_PART = 0.75
 """Share of the workers that get the small batch by default: the best in table 5 of the paper."""
 
 SMALL_ENOUGH = 0.5
-"""Largest small batch, as a share of the large one, where a deadline decides who has it."""
+"""Largest small batch, as a share of the large one, where a deadline decides how many workers have
+it."""
 
-
-_SHORTENINGS = 30  # of the extra time, until the deadline is kept
+_SHORTENINGS = 30  # most times that the extra time is shortened to keep a deadline
 
 Level = Mapping[str, Any]
 """Fields of a `Stage` that hold at one resolution."""
@@ -41,21 +41,14 @@ Level = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Served:
-    """Both groups at each resolution, and what the server does with their models.
+    """Both groups of workers at each resolution, and the rule of the server."""
 
-    Attributes:
-        rule: For the plan's header.
-        large_batches: At each resolution, and why.
-        groups: At each resolution.
-        small_workers: How many have the small batch, and why.
-        extra_time: Of a round over that with large batches alone, and why.
-    """
-
-    rule: ServerRule
+    rule: ServerRule  # the rule of the server, for the plan's header
+    # Large local batch at each resolution, in samples, and the reason.
     large_batches: Chosen[tuple[int, ...]]
-    groups: tuple[Groups, ...]
-    small_workers: Chosen[int]
-    extra_time: Chosen[float]
+    groups: tuple[Groups, ...]  # both groups at each resolution, low to high
+    small_workers: Chosen[int]  # number of workers with the small batch, and the reason
+    extra_time: Chosen[float]  # time of a round over that with large batches alone, and the reason
 
 
 def large_batches_of(
@@ -69,10 +62,10 @@ def large_batches_of(
 
     Args:
         job: Resolved.
-        sides: Resolutions, low to high.
-        top: At the highest, where the job leaves it open.
+        sides: Resolutions, low to high, in pixels.
+        top: The batch at the highest resolution, where the job leaves it open, and the reason.
         share: Samples of one worker in a round with large batches alone.
-        fitting: Most samples that fit the memory, by resolution; `None`: not known.
+        fitting: resolution -> most samples in one pass that fit the memory; `None`: not known.
     """
     asked, usual = job.dual.large_batches, top.value
     if isinstance(asked, tuple):
@@ -106,7 +99,7 @@ _NOT_THE_LARGEST = (
 def _largest_that_fit(
     job: Job, sides: Sequence[int], share: float, rooms: Sequence[int | None]
 ) -> Chosen[tuple[int, ...]]:
-    """As published: the largest that the memory holds, as far as a round has steps of it."""
+    """As published: the largest batches that fit the memory and leave a round enough steps."""
     known = [room for room in rooms if room]
     if len(known) < len(rooms):
         raise PlanError(
@@ -130,14 +123,18 @@ def _largest_that_fit(
 
 
 def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:
-    """Both groups, with as many small-batch workers as a deadline leaves time for.
+    """Both groups, with the number of small-batch workers chosen where the job leaves it open.
 
-    Where the job leaves the number open and the fixed time of a step differs from worker to worker:
-    the number that makes the most updates in the time, as accuracy follows them. Else the usual.
+    Usually three quarters of the workers have the small batch. Where the fixed time of a step
+    differs between workers, it is the number with the most updates in a round, as accuracy follows
+    the updates. With a deadline, little extra time makes the small batch of many workers nearly as
+    large as the other: then it is the largest number with a small batch of at most half the large
+    one, as all published ones are.
 
-    A short time makes the small batch of many workers nearly as large as the other. So where the
-    job states a deadline and leaves the number open: as many of the usual part as have a batch of
-    at most half the large one in that time, as all published ones of that part have.
+    Args:
+        job: Resolved.
+        pace: How long steps take.
+        fixed: Further arguments of `served`.
 
     Raises:
         PlanError: As for `served`.
@@ -182,7 +179,7 @@ def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:
 
 
 def _most_updates(pace: Pace, with_small: Callable[..., Served]) -> Served:
-    """Both groups, with the number of small-batch workers that makes the most updates."""
+    """Both groups, with the number of small-batch workers that has the most updates in a round."""
     why = (
         "The number with the most updates a round in that time, as the fixed time of a step "
         f"differs from worker to worker ({shown_relative(pace.overheads)})."
@@ -197,7 +194,7 @@ def _most_updates(pace: Pace, with_small: Callable[..., Served]) -> Served:
             continue
         if best is None or found.groups[-1].updates > best.groups[-1].updates:
             best = found
-    assert best is not None  # noqa: S101 - the last one is there, or has raised
+    assert best is not None  # noqa: S101 - some number had a pair, or the last one has raised
     return best
 
 
@@ -217,12 +214,12 @@ def served(
     Args:
         job: Resolved.
         pace: How long steps take.
-        sides: Resolutions, low to high.
-        large_batches: Local batch of a large-batch worker at each.
+        sides: Resolutions, low to high, in pixels.
+        large_batches: Local batch of a large-batch worker at each resolution, and the reason.
         samples: Training samples of an epoch.
-        small_workers: How many small-batch workers there are.
-        epochs: Trained at each resolution.
-        other_seconds: Of the whole training, evaluation that counts for the deadline.
+        small_workers: Number of small-batch workers, and the reason.
+        epochs: Epochs at each resolution.
+        other_seconds: Seconds of the training besides its rounds, which count for the deadline.
 
     Raises:
         PlanError: No pair exists, or the deadline leaves no time.
@@ -274,7 +271,7 @@ def served(
             seconds = sum(n * one.round_seconds * high for n, one, high in rounds)
             if seconds <= allowed or extra.value == 1:
                 break
-            # A round is nearly in proportion to it: its last step is not a whole one.
+            # A round is nearly in proportion to the extra time; its last step may be a smaller one.
             shorter = floor(1e4 * extra.value * max(0.0, allowed) / seconds) / 1e4
             shorter = max(1.0, min(shorter, extra.value - 1e-4))
             extra = by_deadline._replace(value=shorter)
@@ -302,10 +299,15 @@ def served_level(
     ends: tuple[float, float],
     peak: Estimate | None,
 ) -> Level:
-    """What holds at one resolution under a parameter server.
+    """Fields of a stage at one resolution under a parameter server.
 
-    ``ends`` are of the interval of the round time as shares of it; ``peak`` bytes are those of a
-    large-batch worker, `None` where nothing was measured.
+    Args:
+        groups: Both groups of workers.
+        rule: The rule of the server.
+        side: Image side, in pixels.
+        micro_batch: Most samples in one forward pass.
+        ends: Ends of the interval of the round time, as shares of it.
+        peak: Peak bytes of a large-batch worker; `None` where nothing was measured.
     """
     small, seconds = rule.small_workers, groups.round_seconds
     large = len(groups.samples) - small

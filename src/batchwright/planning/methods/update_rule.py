@@ -1,4 +1,4 @@
-"""How the rate follows the batch, and whether gradients are scaled: what runs say of `auto`."""
+"""Chooses `scaling` and `ags.mode` where they are `auto`, by the accuracies of finished runs."""
 
 from __future__ import annotations
 
@@ -18,62 +18,45 @@ from batchwright.records.text.formatting import percent
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to use a batch.
+    """An optimizer with its rules for rate and gradients."""
 
-    Attributes:
-        update: The optimizer.
-        scaling: How the rate follows the batch.
-        ags: Factors on gradients.
-    """
-
-    update: OptimizerName
-    scaling: Scaling
-    ags: AgsMode
+    update: OptimizerName  # the optimizer
+    scaling: Scaling  # how the rate follows the batch
+    ags: AgsMode  # how gradients are scaled
 
     def __str__(self) -> str:
         factors = "" if self.ags == "off" else f" ags.mode={self.ags}"
         return f"scaling={self.scaling}{factors}"
 
     def allowed(self, job: Job) -> bool:
-        """Whether the job asks for nothing else; of optimizers runs are sorted out before."""
+        """Whether the job's `scaling` and `ags.mode` allow this recipe, whatever its optimizer."""
         return job.scaling in ("auto", self.scaling) and job.ags.mode in ("auto", self.ags)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Held-out accuracy that runs reached.
+    """Held-out accuracy that runs with a recipe reached."""
 
-    Attributes:
-        mean: Over the runs, a share.
-        error: Standard error of that.
-        runs: How many.
-    """
-
-    mean: float
-    error: float
-    runs: int
+    mean: float  # mean over the runs, a share
+    error: float  # standard error of the mean, a share
+    runs: int  # number of runs
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What was tried with a batch, in as many epochs.
+    """Outcomes of the runs with one batch and one number of epochs."""
 
-    Attributes:
-        batch: Global batch, in samples.
-        outcomes: By recipe.
-    """
-
-    batch: int
-    outcomes: Mapping[Recipe, Outcome]
+    batch: int  # global batch, in samples
+    outcomes: Mapping[Recipe, Outcome]  # outcome of each recipe
 
     def best(self, update: OptimizerName) -> Outcome | None:
-        """What the best recipe with an optimizer reached; `None` if none was tried."""
+        """Outcome of the best recipe with an optimizer; `None` if none was tried."""
         means = [one for recipe, one in self.outcomes.items() if recipe.update == update]
         return max(means, key=lambda one: one.mean, default=None)
 
 
 def recipe_of(plan: Plan) -> Recipe:
-    """What a run was trained by."""
+    """The recipe of a plan."""
     ags: AgsMode = "off" if plan.ags is None else plan.ags.mode
     return Recipe(plan.update, plan.learning_rate.scaling, ags)
 
@@ -81,14 +64,20 @@ def recipe_of(plan: Plan) -> Recipe:
 def settle(
     job: Job, tried: Sequence[Tried], compared: Sequence[Compared]
 ) -> tuple[Job, tuple[Reason, ...]]:
-    """The job with `scaling` and `ags.mode` as did best, where it leaves them open.
+    """The job with the best `scaling` and `ags.mode`, where it leaves them open.
 
-    The batch that it asks for counts, or one within a factor of two; else the largest that was
-    tried. Only runs with the optimizer that the batch is given are looked at, and the usual way
-    stays unless another is better by more than chance.
+    Runs are compared at the batch that the job asks for, or at the nearest one within a factor of
+    two; if the job leaves the batch open, at the largest one that was tried. Only runs with the
+    optimizer of that batch count. The usual recipe is kept unless another one is better by more
+    than chance.
+
+    Args:
+        job: Resolved.
+        tried: Outcomes of runs; of several with one batch the last one counts.
+        compared: Accuracies with both optimizers, by which a batch gets its optimizer.
 
     Returns:
-        The job, and why; no reason where no runs tell.
+        The job, and the reason; no reason if no runs decide.
     """
     if "auto" not in (job.scaling, job.ags.mode):
         return job, ()
@@ -122,21 +111,21 @@ def settle(
 
 
 def _usual(job: Job, batch: int, compared: Sequence[Compared]) -> Recipe:
-    """What a plan would have without these runs but for the optimizer."""
+    """The recipe of a plan for this batch if `scaling` and `ags.mode` stay `auto`."""
     update = chosen_optimizer(job, batch, compared)
     return Recipe(update, job.rate_scaling, job.ags.factors)
 
 
 def _judged(job: Job, tried: Sequence[Tried], compared: Sequence[Compared]) -> Tried | None:
-    """The batch that decides, with its optimizer's recipes; of several lengths the last one's."""
-    telling: dict[int, Tried] = {}
+    """The outcomes that decide, with recipes of the batch's optimizer alone; `None` without any."""
+    by_batch: dict[int, Tried] = {}
     for one in tried:
         usual = _usual(job, one.batch, compared)
         same = {r: outcome for r, outcome in one.outcomes.items() if r.update == usual.update}
         if same.keys() - {usual}:
-            telling[one.batch] = Tried(one.batch, same)
+            by_batch[one.batch] = Tried(one.batch, same)
     if job.global_batch == "auto":
-        return telling[max(telling)] if telling else None
+        return by_batch[max(by_batch)] if by_batch else None
     asked = job.global_batch
-    away, nearest = min(((abs(log2(batch / asked)), batch) for batch in telling), default=(2.0, 0))
-    return telling[nearest] if away <= 1 else None
+    away, nearest = min(((abs(log2(batch / asked)), batch) for batch in by_batch), default=(2.0, 0))
+    return by_batch[nearest] if away <= 1 else None

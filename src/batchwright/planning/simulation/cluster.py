@@ -1,13 +1,13 @@
-r"""What a step takes on each worker of a cluster that is not there, as far as measurements tell.
+r"""Step times of the workers of a cluster that is simulated, by measurements or by the plan.
 
-The plan's own workers are repeated, in proportion, over as many as there are to be. With G bytes
-of gradients, n workers in hosts of g, latency :math:`\alpha` and bandwidth :math:`\beta`, the ring
-all-reduce is `prediction.collective.exchange_seconds`, a tree takes
+The workers of the plan are repeated in proportion to fill the cluster. With G bytes of gradients, n
+workers in hosts of g, latency :math:`\alpha` and bandwidth :math:`\beta`, a ring all-reduce takes
+`prediction.collective.exchange_seconds`, and a tree takes
 
 .. math:: t_{tree} = 2 \left( \alpha \lceil \log_2 n \rceil + \frac G \beta \right)
 
-(double binary trees, Sanders, Speck and Träff 2009), and with hosts the sum inside each comes on
-top: :math:`t_{ring}(g) + t(n / g)`.
+(double binary trees, Sanders, Speck and Träff 2009). With several workers on each host, gradients
+are first summed inside the hosts: :math:`t_{ring}(g) + t(n / g)`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from batchwright.records.text.formatting import counted, percent
 Floats = npt.NDArray[np.float64]
 
 _BYTES = 4  # of a weight
-_DRAWS = 512  # of the slowest worker's step
+_DRAWS = 512  # random steps whose slowest worker is averaged
 
 
 def tree_seconds(size: float, workers: int, link: Link) -> float:
-    """Seconds to sum ``size`` bytes by double binary trees over a stated link; see above."""
+    """Seconds of summing ``size`` bytes by double binary trees over a stated link; see above."""
     if workers == 1:
         return 0.0
     assert link.latency is not None  # noqa: S101 - stated
@@ -66,45 +66,34 @@ def tree_seconds(size: float, workers: int, link: Link) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the plan on so many workers; arrays are in rank order.
+    """A row of the plan on the workers of the cluster; arrays are in rank order."""
 
-    Attributes:
-        epochs: Its length.
-        steps: Of an epoch.
-        whole: The same, a smaller one at its end counted by what it takes.
-        batches: Local batches.
-        sample_seconds: Computing of a sample on each worker at the plan's speed.
-        step_seconds: Fixed seconds of a step on each, likewise.
-        fixed_samples: Fixed cost of a step, as so many samples' worth; 0: unknown.
-        samples_per_round: Between two exchanges with a server; empty without.
-        exchange: Seconds of a step that exchanging adds to the slowest worker's computing; with a
-            server 0.
-        level: Standard deviation of all times together, as a share: how well they are known.
-    """
-
-    epochs: int
-    steps: int
-    whole: float
-    batches: npt.NDArray[np.int64]
-    sample_seconds: Floats
-    step_seconds: Floats
-    fixed_samples: float
+    epochs: int  # length of the row, in epochs
+    steps: int  # steps of an epoch
+    whole: float  # steps of an epoch, with a smaller last step counted by its share of the time
+    batches: npt.NDArray[np.int64]  # local batch of each worker, in samples
+    sample_seconds: Floats  # seconds of computing a sample on each worker, at the plan's speed
+    step_seconds: Floats  # fixed seconds of a step on each worker, at the plan's speed
+    fixed_samples: float  # fixed time of a step over the time per sample, in samples; 0: not known
+    # Samples of each worker in a round with a server; empty without one.
     samples_per_round: npt.NDArray[np.int64]
+    # Seconds that exchanging gradients adds to the slowest worker's computing in a step; 0 with a
+    # server.
     exchange: float
-    level: float
+    level: float  # standard deviation of the error that all times have in common, as a share
 
 
 class ImaginedCluster:
-    """A scenario's workers, training by a plan.
+    """The workers of a scenario, which train by a plan.
 
     Args:
-        plan: What they train.
-        scenario: What they are like.
-        workers: How many there are.
-        profiles: What was measured; empty: only what the plan tells.
+        plan: The plan.
+        scenario: What the cluster is like.
+        workers: Number of workers.
+        profiles: What was measured; empty: times are those that the plan predicts.
 
     Raises:
-        PlanError: There are fewer samples than workers, or the profiles are others.
+        PlanError: There are fewer samples than workers, or the profiles are of something else.
     """
 
     def __init__(
@@ -113,7 +102,7 @@ class ImaginedCluster:
         self.plan, self.scenario, self.workers = plan, scenario, workers
         self.notes: dict[str, None] = {}
         self._profiles = profiles
-        # Each worker is like one of the plan's, and so are as many as there are in proportion.
+        # The plan's worker that each one is like; numbers are in proportion to the plan's.
         self.like = np.arange(workers, dtype=np.int64) * plan.workers // workers
         self.relative = np.ones(workers)
         if scenario.speeds:
@@ -151,7 +140,7 @@ class ImaginedCluster:
 
     @cached_property
     def step_spread(self) -> float:
-        """Standard deviation of one worker's steps, as a share."""
+        """Standard deviation of the seconds of one worker's steps, as a share."""
         if self.scenario.step_spread is not None:
             return self.scenario.step_spread
         points = [point for kind in self._kinds.values() for point in kind.profile.steps]
@@ -174,23 +163,25 @@ class ImaginedCluster:
             self.notes[words] = None
             return ASSUMED_DRIFT
         drift = max(kind.times.drift for kind in self._kinds.values())
-        return drift * sqrt(1 - SHARED_DRIFT)  # the rest is common to all
+        return drift * sqrt(1 - SHARED_DRIFT)  # the other part is common to all workers
 
     # --------------------------------------------------------------------------------------- rows
 
     def rows(self) -> list[Row]:
         """The plan's rows on these workers."""
         stated = None if self._kinds else self._stated_times()
+        samples = self.scenario.samples or self.plan.data.train_samples
         rows = []
         for at, stage in enumerate(self.plan.stages):
             batches = self._batches(stage)
-            rounds = self._samples_per_round(stage)
-            samples = self.scenario.samples or self.plan.data.train_samples
-            if self.plan.server is None and samples < self.workers:
+            if samples < self.workers:
                 raise PlanError(
                     f"workers={self.workers}: an epoch of {samples:,} images leaves some without "
                     "any: give fewer workers, or samples=..., the images of a larger data set"
                 )
+            rounds = np.zeros(0, dtype=np.int64)
+            if stage.samples_per_round:
+                rounds = self._apportioned(stage.samples_per_round, samples)
             if stated is not None:
                 ends = stage.predicted_epoch_seconds
                 level = _deviation(ends) if ends is not None else 0.0
@@ -218,7 +209,10 @@ class ImaginedCluster:
                     level=level,
                 )
             )
-        return _lengthened(rows, self.scenario.epochs or self.plan.likely_epochs())
+        # In proportion, with the epochs of the scenario; rows without an epoch are left out.
+        epochs = self.scenario.epochs or self.plan.likely_epochs()
+        shares = apportion([row.epochs for row in rows], epochs)
+        return [replace(row, epochs=n) for row, n in zip(rows, shares, strict=True) if n]
 
     def _stated_times(self) -> tuple[StepTime, ...]:
         try:
@@ -230,34 +224,26 @@ class ImaginedCluster:
             ) from None
 
     def _batches(self, stage: Stage) -> npt.NDArray[np.int64]:
-        own = np.array(stage.local_batch_sizes, dtype=np.int64)[self.like]
+        """Local batches: the plan's own, or the scenario's global batch in proportion to them."""
         wanted = self.scenario.global_batch
         if wanted is None:
-            return own
+            return np.array(stage.local_batch_sizes, dtype=np.int64)[self.like]
         if wanted < self.workers:
             raise PlanError(
                 f"global_batch={wanted} leaves some of {counted(self.workers, 'worker')} without a "
                 f"sample: give {self.workers} or more, or leave it out, and each keeps its own"
             )
-        return np.array(apportion(own.tolist(), wanted, least=1), dtype=np.int64)
+        return self._apportioned(stage.local_batch_sizes, wanted)
 
-    def _samples_per_round(self, stage: Stage) -> npt.NDArray[np.int64]:
-        """An epoch's images, as the plan divides them between its workers."""
-        if not stage.samples_per_round:
-            return np.zeros(0, dtype=np.int64)
-        samples = self.scenario.samples or self.plan.data.train_samples
-        own = np.array(stage.samples_per_round, dtype=np.int64)[self.like]
-        if samples < self.workers:
-            raise PlanError(
-                f"workers={self.workers}: an epoch of {samples:,} images leaves some without any: "
-                "give fewer workers, or samples=..., the images of a larger data set"
-            )
-        return np.array(apportion(own.tolist(), samples, least=1), dtype=np.int64)
+    def _apportioned(self, weights: Sequence[int], total: int) -> npt.NDArray[np.int64]:
+        """``total`` samples in proportion to the weights of the plan's workers, at least 1 each."""
+        own = np.array(weights, dtype=np.int64)[self.like]
+        return np.array(apportion(own.tolist(), total, least=1), dtype=np.int64)
 
     def _measured_lines(
         self, stage: Stage, batches: npt.NDArray[np.int64]
     ) -> tuple[dict[int, tuple[float, ...]], float]:
-        """By worker of the plan, seconds of a sample and fixed ones; how well they are known."""
+        """Seconds per sample and fixed seconds of each of the plan's workers; and their `level`."""
         lines: dict[int, tuple[float, ...]] = {}
         levels = [0.0]
         known: dict[tuple[str, int], tuple[float, ...]] = {}
@@ -277,7 +263,7 @@ class ImaginedCluster:
                 fixed = many - slope * local
                 if fixed < 0 or slope < 0:
                     slope, fixed = (many / local, 0.0) if fixed < 0 else (0.0, many)
-                # Where the plan chooses the optimizer, steps were measured with SGD.
+                # With optimizer=auto steps were measured with SGD.
                 longer = extra_seconds(
                     self.plan.job, kind.profile, self.plan.update, together, kind.speed
                 )
@@ -307,7 +293,7 @@ class ImaginedCluster:
 
     @cached_property
     def _host_link(self) -> Link:
-        """Inside a host: as stated, else as the profiles' slowest, else as between hosts."""
+        """The link inside a host: as stated, else the slowest measured, else that between hosts."""
         asked = self.scenario
         if asked.host_latency is not None:
             return Link(latency=asked.host_latency, bandwidth=asked.host_bandwidth)
@@ -321,7 +307,7 @@ class ImaginedCluster:
         )
 
     def all_reduce_seconds(self, size: int) -> float:
-        """Seconds of summing ``size`` bytes over all workers, inside hosts first; see above."""
+        """Seconds of summing ``size`` bytes over all workers, first inside hosts; see above."""
         inside = min(self.scenario.workers_per_host, self.workers)
         hosts = -(-self.workers // inside)
         seconds = 0.0
@@ -337,13 +323,13 @@ class ImaginedCluster:
         batches: npt.NDArray[np.int64],
         lines: Mapping[int, Sequence[float]],
     ) -> float:
-        """What exchanging adds to the slowest worker's step."""
+        """Seconds that exchanging gradients adds to the slowest worker's computing in a step."""
         if self.workers == 1:
             return 0.0
         stated = self.scenario.latency is not None or self.scenario.workers_per_host > 1
         kind = self._kind(0) if self._kinds else None
         if kind is None and self.workers == self.plan.workers and not stated:
-            return 0.0  # it is in the predicted epochs, which the lines are made of
+            return 0.0  # the lines are made of predicted epochs, which include the exchange
         size = self.plan.network.trained_bytes
         computing = max(
             float(lines[int(rank)][0] * local + lines[int(rank)][1])
@@ -354,7 +340,7 @@ class ImaginedCluster:
             parts = kind.parts(self.workers, stage.resolution, local)
             whole = kind.times.seconds(self.workers, stage.resolution, parts)
             alone = kind.times.computing(self.workers, stage.resolution, parts)
-            # The wait for the slowest is in what was measured, and is simulated besides.
+            # The measured step includes the wait for the slowest worker, which is simulated.
             return max(whole - alone * self._slowest_of_few(), 0.0)
         if kind is not None and not stated and self.plan.job.link.latency is None:
             model = fit_collectives(kind.profile.collectives)
@@ -365,7 +351,7 @@ class ImaginedCluster:
         return combine(computing, exchange, overlap) - computing
 
     def _slowest_of_few(self) -> float:
-        """Mean time of the slowest of the workers over that of one."""
+        """Mean time of the slowest worker's step over that of a single worker."""
         draws = np.random.default_rng(0).standard_normal((_DRAWS, self.workers))
         return float(np.exp(self.step_spread * draws).max(axis=1).mean())
 
@@ -373,13 +359,13 @@ class ImaginedCluster:
 
     @property
     def model_seconds(self) -> float:
-        """Seconds that the model takes over a server's link."""
+        """Seconds that the model's weights take over a server's link."""
         assert self.link.bandwidth is not None  # noqa: S101 - never without
         return _BYTES * self.plan.network.parameters / self.link.bandwidth
 
     @cached_property
     def evaluation_seconds(self) -> float:
-        """Seconds of one evaluation, its images dealt out evenly."""
+        """Seconds of one evaluation, whose images are split evenly between the workers."""
         images = self.plan.data.val_samples
         if self._kinds:
             kind = self._kind(0)
@@ -409,7 +395,7 @@ class ImaginedCluster:
 
     @property
     def preemptions_per_hour(self) -> float:
-        """How often one worker is taken away, in the mean."""
+        """Preemptions of one worker in an hour, mean over the workers."""
         if self.scenario.preemptions_per_hour is not None:
             return self.scenario.preemptions_per_hour
         goal = self.plan.job.goal
@@ -431,11 +417,5 @@ class ImaginedCluster:
 
 
 def _deviation(estimate: Estimate) -> float:
-    """Standard deviation of an estimate's logarithm, by its interval."""
+    """Standard deviation of the logarithm of an estimate, by its 95 % interval."""
     return log(estimate.high / estimate.low) / (2 * Z_975)
-
-
-def _lengthened(rows: Sequence[Row], epochs: int) -> list[Row]:
-    """The rows in proportion, with so many epochs in all; one that gets none is left out."""
-    shares = apportion([row.epochs for row in rows], epochs)
-    return [replace(row, epochs=share) for row, share in zip(rows, shares, strict=True) if share]

@@ -1,7 +1,8 @@
-"""Failures, preemptions, checkpoints and restarts: what becomes of some work on a cluster.
+"""Failures, preemptions, checkpoints and restarts: simulates the course of some work on a cluster.
 
-Everything between two failures is known beforehand, so time goes from failure to failure: the cost
-is in proportion to their number, whatever the length of the work or the number of workers.
+What happens between two failures is known beforehand, so the simulation goes from failure to
+failure. Its cost is in proportion to their number, whatever the length of the work or the number of
+workers.
 """
 
 from __future__ import annotations
@@ -19,53 +20,42 @@ from batchwright.records.clusters.simulation import Part, Span
 from batchwright.records.text.formatting import counted, duration
 
 MAX_SPANS = 400
+"""Most spans of time that a timeline shows."""
 _MAX_TIMES_WORK, _MAX_FAILURES = 100.0, 1_000_000
 _MIN_INTERVAL = 1e-9
 """Shortest interval between checkpoints, as a share of the work."""
 
 
 class EndlessError(PlanError):
-    """A training that would as good as never end."""
+    """A training that would practically never end."""
 
 
 @dataclass(frozen=True)
 class Hazards:
-    """What befalls a training, and what is done about it.
+    """Failures and preemptions of a training, and how it goes on after them."""
 
-    Attributes:
-        workers: That train.
-        failures: Of one worker in a second, mean.
-        preemptions: Of one worker in a second, mean.
-        notice: Seconds before a worker is taken away.
-        interval: Seconds of work between two checkpoints.
-        cost: Seconds that a checkpoint holds up work.
-        restart: Seconds from a failure until work goes on from the last checkpoint.
-        replacement: Seconds until a lost worker is replaced.
-        spares: Workers that can take a place meanwhile.
-    """
-
-    workers: int
-    failures: float = 0.0
-    preemptions: float = 0.0
-    notice: float = 0.0
-    interval: float = inf
-    cost: float = 0.0
-    restart: float = 0.0
-    replacement: float = 0.0
-    spares: int = 0
+    workers: int  # number of workers that train
+    failures: float = 0.0  # failures of one worker in a second, mean
+    preemptions: float = 0.0  # preemptions of one worker in a second, mean
+    notice: float = 0.0  # seconds between the notice of a preemption and the preemption
+    interval: float = inf  # seconds of work between two checkpoints
+    cost: float = 0.0  # seconds that a checkpoint holds up work
+    restart: float = 0.0  # seconds from a failure until work goes on from the last checkpoint
+    replacement: float = 0.0  # seconds until a lost worker is replaced
+    spares: int = 0  # number of workers that can take the place of lost ones meanwhile
 
     @property
     def mean_seconds(self) -> float:
-        """Between two losses of any worker; infinite where none is lost."""
+        """Mean seconds between two losses of any worker; infinite where none is lost."""
         rate = self.workers * (self.failures + self.preemptions)
         return 1 / rate if rate else inf
 
-    def takes(self, generator: np.random.Generator) -> bool:
-        """Whether a worker that is lost was taken away rather than failed."""
+    def draw_preempted(self, generator: np.random.Generator) -> bool:
+        """Draw whether a lost worker was preempted rather than failed."""
         return generator.random() * (self.failures + self.preemptions) >= self.failures
 
     def check(self, work: float) -> None:
-        """Refuse what never ends, or as good as never.
+        """Refuse a training of ``work`` seconds that would practically never end.
 
         Raises:
             EndlessError: The work takes more than 100 times as long as without failures and
@@ -90,7 +80,7 @@ class Hazards:
                 f"{takes / mean:,.0f} times in a training as long as this one, and "
                 f"{_MAX_FAILURES:,} losses are gone through at most: give fewer epochs or samples"
             )
-        # With checkpoints that cost nothing the best is 0; a hundredth loses half a percent.
+        # Free checkpoints have a best interval of 0; a hundredth of the mean loses half a percent.
         best = max(daly_interval(self.cost, mean), mean / 100)
         shorter = (
             f"checkpoint_seconds={best:.3g}, "
@@ -108,19 +98,20 @@ class Hazards:
 
 @dataclass
 class Course:
-    """What became of some work, in seconds."""
+    """The simulated course of some work; times are in seconds."""
 
-    seconds: float = 0.0
-    done: float = 0.0
-    checkpoints: float = 0.0
-    lost: float = 0.0
-    restarts: float = 0.0
-    waiting: float = 0.0
+    seconds: float = 0.0  # time from the start
+    done: float = 0.0  # work that is done and kept
+    checkpoints: float = 0.0  # time of writing checkpoints
+    lost: float = 0.0  # time of work that was lost
+    restarts: float = 0.0  # time of restarts
+    waiting: float = 0.0  # time of waiting for replacements
+    # Number of ``failures`` and ``preemptions``.
     counts: Counter[str] = field(default_factory=Counter)
-    spans: list[Span] | None = None
+    spans: list[Span] | None = None  # what happened when; `None`: not recorded
 
     def book(self, part: Part, seconds: float) -> None:
-        """Time goes on by so much; told where spans are kept."""
+        """Let ``seconds`` pass, and record them as a span of ``part`` if spans are recorded."""
         start, self.seconds = self.seconds, self.seconds + seconds
         if self.spans is not None and seconds > 0 and len(self.spans) <= MAX_SPANS:
             self.spans.append(Span(part=part, start=start, end=self.seconds))
@@ -132,20 +123,20 @@ def run_through(
     generator: np.random.Generator,
     *,
     until: float = inf,
-    told: bool = False,
+    record_spans: bool = False,
 ) -> Course:
-    """Do some work while workers are lost.
+    """Simulate some work while workers are lost.
 
     Args:
-        work: Seconds of training and evaluation without anything in between.
-        hazards: What befalls it; `Hazards.check` refuses those with which it never ends.
-        generator: Of the moments at which workers are lost.
-        until: Seconds after which the cluster is gone, and nothing counts any more.
-        told: Whether to keep what happened when.
+        work: Seconds of training and evaluation, without losses and checkpoints.
+        hazards: Failures and preemptions; `Hazards.check` refuses those with which it never ends.
+        generator: Draws the moments at which workers are lost.
+        until: Seconds after which the cluster is gone and the simulation ends.
+        record_spans: Whether to record what happened when.
     """
-    course = Course(spans=[] if told else None)
+    course = Course(spans=[] if record_spans else None)
     mean = hazards.mean_seconds
-    # An interval of next to nothing loses no work, and is no number to divide by.
+    # A tiny interval is bounded from below: it loses no work, but would be divided by.
     interval = min(max(hazards.interval, _MIN_INTERVAL * work), max(work, 1e-9))
     cycle = interval + hazards.cost
     away: list[float] = []
@@ -160,7 +151,7 @@ def run_through(
         else:
             whole = int(ran // cycle)
             rest = ran - whole * cycle
-        apart = min(whole, MAX_SPANS) if told else 0  # those behind need no spans of their own
+        apart = min(whole, MAX_SPANS) if record_spans else 0  # later ones are booked together
         for times in (*[1] * apart, whole - apart):
             course.book("training", times * interval)
             course.book("checkpoint", times * hazards.cost)
@@ -169,16 +160,16 @@ def run_through(
         if ran == needed or ran < gap:  # the work has ended, or the time is up
             trained = rest if ran == needed else min(rest, interval)
             course.book("training", trained)
-            course.book("checkpoint", rest - trained)  # that the end of the time cuts short
+            course.book("checkpoint", rest - trained)  # cut short by the end of the time
             course.checkpoints += rest - trained
             course.done = min(course.done + trained, work)
             return course
-        taken = hazards.takes(generator)
-        course.counts["preemptions" if taken else "failures"] += 1
-        if taken and hazards.notice >= hazards.cost:
+        preempted = hazards.draw_preempted(generator)
+        course.counts["preemptions" if preempted else "failures"] += 1
+        if preempted and hazards.notice >= hazards.cost:
             saved = min(rest, interval)
             course.book("training", saved)
-            # One begins with the notice, unless it is being written already.
+            # A checkpoint begins with the notice, unless one is being written already.
             wrote = max(min(hazards.cost, until - course.seconds), rest - saved)
             course.book("checkpoint", wrote)
             course.done += saved
@@ -198,14 +189,17 @@ def _come_back(
     generator: np.random.Generator,
     until: float,
 ) -> None:
-    """Wait for a worker where no spare one is left, and start again, which may fail as well."""
+    """Wait for a replacement if no spare worker is left, and restart; restarts may fail as well.
+
+    ``away`` has the times at which replacements of lost workers arrive.
+    """
     while True:
         heapq.heappush(away, course.seconds + hazards.replacement)
         while away and away[0] <= course.seconds:
             heapq.heappop(away)
         if len(away) > hazards.spares:
             back = sorted(away)[len(away) - hazards.spares - 1]
-            # The seconds so far are a sum, which rounding may take beyond the end.
+            # Rounding may take the sum of the seconds so far beyond the end.
             wait = max(min(back, until) - course.seconds, 0.0)
             course.book("waiting for a worker", wait)
             course.waiting += wait
@@ -216,5 +210,5 @@ def _come_back(
         course.restarts += ran
         if gap >= hazards.restart or course.seconds >= until:
             return
-        taken = hazards.takes(generator)
-        course.counts["preemptions" if taken else "failures"] += 1
+        preempted = hazards.draw_preempted(generator)
+        course.counts["preemptions" if preempted else "failures"] += 1

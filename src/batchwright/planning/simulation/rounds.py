@@ -1,9 +1,9 @@
-"""Rounds with a parameter server: workers train for themselves and queue at the server's link.
+"""Rounds with a parameter server: workers train by themselves and queue at the server's link.
 
 The queue of events and the server's link are those of the virtual cluster
-(`algorithms.simulated_clock`), with drawn times in place of a run's: a round takes the time of its
-steps, is pushed over the worker's own link, goes through the server's one model after the other,
-and what was merged comes back in the same way. Merging is taken to cost nothing.
+(`algorithms.simulated_clock`), with random times in place of a run's. A worker computes the steps
+of a round and pushes its model over its own link; the server's link passes one model after the
+other; and the merged model comes back in the same way. Merging is taken to cost nothing.
 """
 
 from __future__ import annotations
@@ -21,31 +21,23 @@ from batchwright.planning.simulation.cluster import Floats, Row
 from batchwright.planning.simulation.steps import Stragglers
 
 _AS_GOOD_AS_THE_MEAN = 1e12
-"""Poisson numbers with such a mean scatter by a millionth of it; NumPy draws none beyond 1e18."""
+"""Mean above which the mean stands for a Poisson number: this scatters by a millionth of the mean.
+NumPy draws none with a mean beyond 1e18."""
 
 Draw = Callable[[int], float]
-"""(worker) -> seconds that it computes in its next round."""
+"""worker -> random seconds that it computes in its next round."""
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """What some rounds of each worker came to; arrays are by worker, in seconds.
+    """The times of some simulated rounds of each worker, in seconds; arrays are by worker."""
 
-    Attributes:
-        seconds: From the start to the last worker's end.
-        computing: Of training.
-        exchange: Of pushing and pulling, the wait in the server's queue included.
-        waiting: For other workers, where they wait for each other.
-        queue: In the server's queue alone, mean of all pushes.
-        pushes: How many models reached the server.
-    """
-
-    seconds: float
-    computing: Floats
-    exchange: Floats
-    waiting: Floats
-    queue: float
-    pushes: int
+    seconds: float  # time from the start to the end of the last worker
+    computing: Floats  # time of computing
+    exchange: Floats  # time of pushing and pulling, including the wait in the server's queue
+    waiting: Floats  # time of waiting for other workers, where they wait for each other
+    queue: float  # time in the server's queue alone, mean over all pushes
+    pushes: int  # number of models that reached the server
 
 
 def simulate_rounds(
@@ -61,13 +53,13 @@ def simulate_rounds(
     """Simulate rounds of each worker.
 
     Args:
-        workers: How many.
-        rounds: Of each.
-        draw: Seconds of computing of a worker's next round.
+        workers: Number of workers.
+        rounds: Number of rounds of each worker.
+        draw: Draws the seconds of computing of a worker's next round.
         transfer: Seconds of a model over a worker's own link.
-        service: Seconds of a model over the server's.
-        until: Seconds after which nothing is looked at any more.
+        service: Seconds of a model over the server's link.
         ahead: Rounds that a worker may be ahead of the slowest: 0 is `bsp`, infinite `asp`.
+        until: Seconds after which the simulation ends.
     """
     link, events = ServerLink(service), Events()
     computing, exchange, waiting = np.zeros(workers), np.zeros(workers), np.zeros(workers)
@@ -128,10 +120,19 @@ def round_draws(
     spread: float,
     stragglers: Stragglers | None,
 ) -> Draw:
-    """What a round of ``samples`` takes each worker.
+    """Random seconds of computing in a round of each worker.
 
-    Steps scatter for themselves, so a round scatters less by the root of their number. How often a
-    worker becomes a straggler in a round is a Poisson number, each time for an exponential time.
+    The steps of a round scatter independently, so a round scatters less by the root of their
+    number. The number of times that a worker becomes a straggler in a round is a Poisson number;
+    each time lasts for an exponential time.
+
+    Args:
+        row: The row of the plan.
+        speeds: Speed of each worker relative to the row's times.
+        generator: Draws all random numbers.
+        samples: Samples of each worker in a round.
+        spread: Standard deviation of the seconds of a step, as a share.
+        stragglers: Workers that are slower for a while; `None`: none.
     """
     steps = np.ceil(samples / row.batches)
     usual = ((row.sample_seconds * samples + row.step_seconds * steps) / speeds).tolist()
@@ -146,8 +147,8 @@ def round_draws(
         )
         if stragglers is None:
             return work
-        # While it is slow, its work lasts longer by the slowdown; of the work, as much is slowed
-        # as the share of its time says.
+        # A straggler's work takes longer by the slowdown. The expected part of the work that is
+        # slowed follows from the share of its time in which a worker is a straggler.
         slowed = (
             work
             * stragglers.share

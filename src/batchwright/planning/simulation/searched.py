@@ -1,4 +1,4 @@
-"""What a simulation has searched, taken into the plan, each value with its reason."""
+"""Takes the values that a simulation has searched into the plan, each with its reason."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from batchwright.records.job import as_written, check_job
 from batchwright.records.text.formatting import between, duration, number
 
 CHOICES = {
-    "checkpoint_seconds": "checkpoint interval",  # as by Daly's formula, in whose place it comes
+    "checkpoint_seconds": "checkpoint interval",  # replaces the reason for Daly's interval
     "rebalance_steps": "steps between rebalancings",
     "spares": "spare workers",
     "workers_per_host": "workers of a host",
 }
-"""What the reason of each is called in a plan."""
-_OTHERWISE = ("epochs", "samples", "global_batch")  # with these it was another training
+"""Keys that a plan takes, with what their reasons are called in it."""
+_OTHER_TRAINING = ("epochs", "samples", "global_batch")
+"""Keys of a scenario that simulate another training than the plan's."""
 
 
 def with_searched(plan: Plan, found: Simulation) -> Plan:
-    """A plan with the best values that its simulation has found; `workflows.simulating` has more.
+    """The plan with the best values that a simulation of it has found.
+
+    `workflows.simulating` describes the verb.
 
     Raises:
-        ArgumentError: Nothing was searched, or on a cluster or training that is not the plan's.
+        ArgumentError: Nothing was searched, or the simulation was of another plan, cluster or
+            training.
         JobError: The job cannot have such a value.
     """
     _refuse_another(plan, found)
@@ -42,9 +46,9 @@ def with_searched(plan: Plan, found: Simulation) -> Plan:
     new = [_reason(plan, search, key, found.scenario) for key in search.keys]
     replaced = {one.choice for one in new}
     kept = [one for one in plan.reasons if one.choice not in replaced]
-    before, after = method_reason(plan.job), method_reason(job)  # it may name the steps
-    told = [after[0] if one in before else one for one in kept]
-    return plan.model_copy(update={"job": job, "reasons": (*told, *new)})
+    before, after = method_reason(plan.job), method_reason(job)  # they may name rebalance_steps
+    reasons = [after[0] if one in before else one for one in kept]
+    return plan.model_copy(update={"job": job, "reasons": (*reasons, *new)})
 
 
 def _refuse_another(plan: Plan, found: Simulation) -> None:
@@ -65,7 +69,7 @@ def _refuse_another(plan: Plan, found: Simulation) -> None:
                 f"workers={one.workers}: the plan is for {plan.workers}, and takes no values that "
                 f"were searched with others: leave workers= out, or plan with workers={one.workers}"
             )
-    for key in _OTHERWISE:
+    for key in _OTHER_TRAINING:
         if (value := getattr(found.scenario, key)) is not None:
             raise ArgumentError(
                 f"{key}={value}: the plan takes no values that were searched for another training: "
@@ -74,7 +78,7 @@ def _refuse_another(plan: Plan, found: Simulation) -> None:
 
 
 def _reason(plan: Plan, search: Search, key: str, scenario: Scenario) -> Reason:
-    """Why a value is the one that is taken."""
+    """The reason for the value of a key."""
     choice = CHOICES[key]
     tried = search.along(key)
     ((value, best),) = (one for one in tried if one[1].values == search.best)

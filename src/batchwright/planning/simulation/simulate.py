@@ -1,10 +1,10 @@
-"""A training on clusters that nobody here has: its time, its cost, and where the time goes.
+"""Simulates a training on clusters of any size: its time, its cost, and where the time goes.
 
 First some steps (or rounds with a server) are simulated one by one, for all workers at once; from
-them follows the work of the whole training. Then the work is done from checkpoint to checkpoint
-while workers are lost. Each repeat draws its own numbers; the same numbers go into each value that
-is searched, so that values differ by what they do and not by luck. All combinations of what is
-searched are tried; the steps are simulated again only where a value changes them.
+them follows the work of the whole training. Then that work is simulated from checkpoint to
+checkpoint while workers are lost. Each repeat has its own random numbers. All values that are
+searched have the same ones, so that they differ by their effect and not by chance. All combinations
+of searched values are tried; steps are simulated again only for values that change them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from batchwright.records.clusters.simulation import (
 )
 
 _HOUR = 3600.0
-_MAX_EVENTS = 200_000  # of a row with a server, in a repeat
+_MAX_EVENTS = 200_000  # rounds of all workers that are simulated, in a row and repeat with a server
 _FEWEST_ROUNDS = 3
 _SPEEDS, _STEPS, _LOSSES = range(3)  # streams of random numbers of a repeat
 
@@ -65,17 +65,18 @@ def simulate(
     """Simulate a plan's training on each number of workers.
 
     Args:
-        plan: What is trained.
+        plan: The plan.
         scenario: What the clusters are like.
-        profiles: What the plan was made from: step times, how they scatter, exchanges.
-        keys: That are searched.
-        grid: The scenario with each combination of their values.
+        profiles: The profiles that the plan was made from, with step times, their scatter and
+            exchanges.
+        keys: Keys of the scenario that are searched.
+        grid: The scenario with each combination of values of these keys.
 
     Raises:
         PlanError: Too few samples, a training that never ends, or profiles of something else.
     """
     asked = scenario.workers or (plan.workers,)
-    with np.errstate(over="ignore", invalid="ignore"):  # such times are refused in a line
+    with np.errstate(over="ignore", invalid="ignore"):  # times that are not finite are refused
         searches: list[Search] = []
         found = []
         for workers in asked:
@@ -83,16 +84,16 @@ def simulate(
                 one, search = _search(plan, keys, grid, workers, profiles)
                 searches.append(search)
             else:
-                one = _Clusters(plan, scenario, workers, profiles)
+                one = _SimulatedTrainings(plan, scenario, workers, profiles)
                 one.go_through()
             found.append(one)
-    told = [one.told() for one in found]
+    clusters = tuple(one.record() for one in found)
     return Simulation(
         network=plan.network.name,
         data=plan.data.name,
         method=plan.method,
         scenario=scenario,
-        clusters=tuple(told),
+        clusters=clusters,
         searches=tuple(searches),
         timeline=found[0].timeline(),
         notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
@@ -101,15 +102,17 @@ def simulate(
 
 @dataclass
 class _Repeat:
-    """Where the time of one simulated training went, in seconds."""
+    """One simulated training: where its time went, in seconds."""
 
-    computing: float = 0.0
-    stragglers: float = 0.0
-    exchange: float = 0.0
-    evaluation: float = 0.0
-    step_seconds: float = 0.0
-    changes: int = 0
+    computing: float = 0.0  # time of computing, mean over the workers
+    stragglers: float = 0.0  # time of waiting for slower workers
+    exchange: float = 0.0  # time of exchanging gradients or models
+    evaluation: float = 0.0  # time of evaluations
+    step_seconds: float = 0.0  # seconds of a step in the first row, exchange included
+    changes: int = 0  # number of times that the shares changed
+    # The course of the training with losses and checkpoints.
     course: Course = field(default_factory=Course)
+    # The simulated steps of the first row; `None` with a server and in later repeats.
     series: StepSeries | None = None
 
     @property
@@ -117,15 +120,15 @@ class _Repeat:
         return self.computing + self.stragglers + self.exchange + self.evaluation
 
 
-class _Clusters:
-    """One number of workers: all its repeats.
+class _SimulatedTrainings:
+    """All repeats of a training on one number of workers.
 
     Args:
-        plan: What is trained.
+        plan: The plan.
         scenario: What the cluster is like.
-        workers: How many.
+        workers: Number of workers.
         profiles: What was measured.
-        alike: One whose steps are the same; `None`: they are simulated.
+        alike: Trainings with the same steps, which are taken over; `None`: steps are simulated.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class _Clusters:
         scenario: Scenario,
         workers: int,
         profiles: Sequence[Profile],
-        alike: _Clusters | None = None,
+        alike: _SimulatedTrainings | None = None,
     ) -> None:
         self._plan, self.scenario = plan, scenario
         self._cluster = cluster = ImaginedCluster(plan, scenario, workers, profiles)
@@ -169,30 +172,32 @@ class _Clusters:
             self.repeats = [replace(one) for one in alike.repeats]
 
     def go_through(self) -> None:
-        """Do the work while workers are lost.
+        """Simulate the course of each repeat while workers are lost.
 
         Raises:
-            EndlessError: It would as good as never end.
+            EndlessError: A training would practically never end.
         """
         until = self.scenario.hours * _HOUR if self.scenario.hours else inf
-        self._hazards.check(self.repeats[0].work)  # the others are alike
+        self._hazards.check(self.repeats[0].work)  # other repeats have about as much work
         for number, one in enumerate(self.repeats):
             losses = self._generator(number, _LOSSES)
-            one.course = run_through(one.work, self._hazards, losses, until=until, told=number == 0)
+            one.course = run_through(
+                one.work, self._hazards, losses, until=until, record_spans=number == 0
+            )
 
     @property
     def ended(self) -> bool:
-        """Whether all trainings did within the hours that there are."""
+        """Whether all trainings ended within the scenario's hours."""
         return all(one.course.done >= one.work * (1 - 1e-9) for one in self.repeats)
 
     @property
     def cost(self) -> Estimate | None:
-        """In the price's currency; `None` without a price."""
+        """Cost of the training, in the price's currency; `None` without a price."""
         return None if self._cluster.hourly is None else estimate_of(self.values)
 
     @property
     def notes(self) -> Sequence[str]:
-        """What was assumed, in words."""
+        """The assumptions that were made, in words."""
         return list(self._cluster.notes)
 
     @property
@@ -202,12 +207,12 @@ class _Clusters:
 
     @property
     def values(self) -> list[float]:
-        """The value that a search minimizes: cost of each repeat, or seconds without a price."""
+        """The value that a search minimizes, by repeat: the cost, or seconds without a price."""
         hourly = self._cluster.hourly
         return [one if hourly is None else hourly * one / _HOUR for one in self.seconds]
 
-    def told(self) -> SimulatedCluster:
-        """The repeats as a record."""
+    def record(self) -> SimulatedCluster:
+        """The mean and spread of the repeats, as a record."""
         first, hazards, repeats = self._rows[0], self._hazards, self.repeats
         return SimulatedCluster(
             workers=self._cluster.workers,
@@ -248,7 +253,7 @@ class _Clusters:
         return TimeShares(**found)
 
     def timeline(self) -> Timeline:
-        """The first repeat."""
+        """The course of the first repeat, as a record."""
         first = self.repeats[0]
         spans = first.course.spans or []
         return Timeline(
@@ -264,7 +269,7 @@ class _Clusters:
         return np.random.default_rng([self.scenario.seed, repeat, *stream])
 
     def _work(self, number: int) -> _Repeat:
-        """One training as it is without losses."""
+        """Simulate the steps or rounds of one training, without losses."""
         cluster = self._cluster
         drawn = self._generator(number, _SPEEDS)
         level = drawn.standard_normal()
@@ -292,7 +297,7 @@ class _Clusters:
                 "give values nearer to those of real clusters"
             )
         if number:
-            found.series = None  # of thousands of repeats they would fill the memory
+            found.series = None  # the series of thousands of repeats would fill the memory
         return found
 
     def _of_steps(
@@ -357,16 +362,16 @@ class _Clusters:
 
 
 def _worker_steps(series: StepSeries) -> tuple[WorkerSteps, ...]:
-    """First steps of the fastest, the median and the slowest worker."""
-    order = np.argsort(series.told.sum(axis=0), kind="stable")
+    """The first steps of the fastest, the median and the slowest worker, as records."""
+    order = np.argsort(series.recorded.sum(axis=0), kind="stable")
     ranks = dict.fromkeys(int(order[at]) for at in (0, len(order) // 2, -1))
-    slowest = series.told.max(axis=1)
+    slowest = series.recorded.max(axis=1)
     starts = np.concatenate([[0.0], np.cumsum(slowest + series.exchange)[:-1]])
     return tuple(
         WorkerSteps(
             worker=rank,
             starts=tuple(starts.tolist()),
-            computing=tuple(series.told[:, rank].tolist()),
+            computing=tuple(series.recorded[:, rank].tolist()),
             slowest=tuple(slowest.tolist()),
             exchange=series.exchange,
         )
@@ -375,7 +380,7 @@ def _worker_steps(series: StepSeries) -> tuple[WorkerSteps, ...]:
 
 
 def estimate_of(values: Sequence[float]) -> Estimate:
-    """Mean of some repeats, and the interval that holds 95 of 100 of them."""
+    """Mean over repeats, and the interval that holds 95 of 100 repeats."""
     low, high = np.quantile(np.array(values, dtype=float), [0.025, 0.975]).tolist()
     mean = fmean(values)
     return Estimate(value=mean, low=min(low, mean), high=max(high, mean))
@@ -387,16 +392,25 @@ def _search(
     grid: Sequence[Scenario],
     workers: int,
     profiles: Sequence[Profile],
-) -> tuple[_Clusters, Search]:
-    """The best of all combinations, on the same random numbers."""
-    steps: dict[tuple[int | None, int], _Clusters] = {}
+) -> tuple[_SimulatedTrainings, Search]:
+    """Try all combinations of searched values, on the same random numbers.
+
+    Returns:
+        The trainings with the best combination, and the record of the search.
+
+    Raises:
+        EndlessError: With no combination the training ends.
+        PlanError: With some combination it does not end within the scenario's hours.
+    """
+    steps: dict[tuple[int | None, int], _SimulatedTrainings] = {}
     found: list[tuple[tuple[float, ...], Estimate, Estimate | None, Floats]] = []
     endless: list[tuple[float, ...]] = []
     best, least, refused = None, inf, PlanError("nothing was searched")
     for scenario in grid:
         values = tuple(float(getattr(scenario, key)) for key in keys)
-        of_steps = scenario.rebalance_steps, scenario.workers_per_host  # the others leave them
-        one = _Clusters(plan, scenario, workers, profiles, steps.get(of_steps))
+        # Steps depend on no other key that may be searched.
+        of_steps = scenario.rebalance_steps, scenario.workers_per_host
+        one = _SimulatedTrainings(plan, scenario, workers, profiles, steps.get(of_steps))
         steps.setdefault(of_steps, one)
         try:
             one.go_through()
@@ -414,10 +428,8 @@ def _search(
             best, least = one, fmean(one.values)
     if best is None:
         raise refused
-    lowest, best_values = (
-        np.array(best.values),
-        tuple(float(getattr(best.scenario, key)) for key in keys),
-    )
+    lowest = np.array(best.values)
+    best_values = tuple(float(getattr(best.scenario, key)) for key in keys)
     tried = tuple(
         Tried(values=values, seconds=seconds, cost=cost, over_best=_mean_of(own - lowest))
         for values, seconds, cost, own in found
@@ -436,7 +448,7 @@ def _search(
 
 
 def _mean_of(values: Floats) -> Estimate:
-    """Mean and its 95 % interval."""
+    """Mean and its 95 % interval, by Student's t."""
     mean, half = float(values.mean()), 0.0
     if len(values) > 1:
         half = student_t_975(len(values) - 1) * stdev(values.tolist()) / sqrt(len(values))

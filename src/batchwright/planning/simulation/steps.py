@@ -1,12 +1,13 @@
-r"""Steps of workers that sum their gradients: each lasts as long as the slowest, and the exchange.
+r"""Steps of workers that sum their gradients: each takes as long as the slowest and the exchange.
 
 In step t worker i computes for
 
 .. math:: t_{ti} = \frac{a_i b_i + c_i}{v_i} \, e^{\sigma z_{ti}} \, s_{ti}
 
-with local batch :math:`b_i`, speed :math:`v_i`, standard normal :math:`z`, and :math:`s` the
-straggler's slowdown while it is one, else 1. Workers become stragglers and cease to be with
-constant rates. All workers are computed at once: time and memory grow in proportion to them.
+with local batch :math:`b_i`, speed :math:`v_i` and standard normal :math:`z`; :math:`s` is the
+slowdown while the worker is a straggler, else 1. Workers become stragglers and cease to be with
+constant rates. All workers are computed at once, so time and memory of the simulation grow in
+proportion to their number.
 """
 
 from __future__ import annotations
@@ -24,23 +25,18 @@ from batchwright.planning.simulation.cluster import Floats, Row
 Scatter = Callable[[np.random.Generator, tuple[int, int]], Floats]
 """(generator, (steps, workers)) -> factors on the computing of each step."""
 
-TOLD_STEPS = 12
-_BLOCK = 2**18  # numbers at once: two megabytes of them
+RECORDED_STEPS = 12
+"""Number of first steps whose times are recorded for each worker."""
+_BLOCK = 2**18  # random numbers that are drawn at once: two megabytes
 
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Workers that are slower for a while.
+    """Workers that are slower for a while."""
 
-    Attributes:
-        share: Of its time that a worker is one.
-        slowdown: How many times as long it then computes.
-        seconds: How long it stays one, mean.
-    """
-
-    share: float = 0.0
-    slowdown: float = 1.0
-    seconds: float = 1.0
+    share: float = 0.0  # share of its time in which a worker is a straggler
+    slowdown: float = 1.0  # seconds of computing as a straggler over the usual ones
+    seconds: float = 1.0  # mean seconds for which a worker is a straggler at a time
 
     def chances(self, step_seconds: float) -> tuple[float, float]:
         """Probability of becoming a straggler in a step, and of ceasing to be one."""
@@ -49,36 +45,29 @@ class Stragglers:
 
 
 def lognormal(deviation: float) -> Scatter:
-    """Factors with median 1 whose logarithms scatter by so much."""
+    """Random factors with median 1 whose logarithms have this standard deviation."""
     return lambda generator, shape: np.exp(deviation * generator.standard_normal(shape))
 
 
 @dataclass
 class StepSeries:
-    """Some steps in a row; arrays are over the steps, in seconds.
+    """Some consecutive steps, in seconds; arrays have an entry for each step."""
 
-    Attributes:
-        computing: Of the mean worker.
-        slowest: Of the slowest one.
-        exchange: What comes on top, the same in each.
-        changes: How often the shares changed.
-        told: The first steps: computing of each worker.
-    """
-
-    computing: Floats
-    slowest: Floats
-    exchange: float
-    changes: int = 0
-    told: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    computing: Floats  # mean over the workers of the seconds of computing
+    slowest: Floats  # seconds of computing of the slowest worker
+    exchange: float  # seconds that the exchange adds to each step
+    changes: int = 0  # number of times that the shares changed
+    # Seconds of computing in the first steps, (steps, workers).
+    recorded: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
     def totals(self, count: int, whole: float) -> tuple[float, float, float]:
-        """Seconds of some steps: the mean worker's computing, waiting for others, exchange.
+        """Seconds of ``count`` steps: computing (mean worker), waiting for others, exchange.
 
-        Beyond those simulated, all are like the mean of the second half.
+        Steps beyond the simulated ones take the mean of the second half of these.
 
         Args:
-            count: How many steps.
-            whole: The same, those at the end of an epoch counted by what they take.
+            count: Number of steps.
+            whole: Number of steps, with smaller ones at the end of epochs counted by their share.
         """
         simulated = len(self.slowest)
         more, half = count - simulated, simulated // 2
@@ -86,7 +75,7 @@ class StepSeries:
             float(one.sum() + more * one[half:].mean()) * whole / count
             for one in (self.computing, self.slowest)
         ]
-        # A mean of equal numbers may be rounded up, beyond the largest of them.
+        # A mean of equal numbers may be rounded to above the largest of them.
         return sums[0], max(sums[1] - sums[0], 0.0), self.exchange * count
 
 
@@ -100,16 +89,16 @@ def simulate_steps(
     stragglers: Stragglers | None = None,
     balancer: Balancer | None = None,
 ) -> StepSeries:
-    """The first steps of a row of the plan.
+    """Simulate the first steps of a row of the plan.
 
     Args:
-        row: What a step takes.
-        speeds: Of each worker relative to that.
-        count: How many steps.
-        generator: Of all random numbers.
-        scatter: How steps of a worker differ.
-        stragglers: Who is slower for a while; `None`: nobody.
-        balancer: What makes shares again; `None`: they stay.
+        row: Times of a step.
+        speeds: Speed of each worker relative to these times.
+        count: Number of steps.
+        generator: Draws all random numbers.
+        scatter: Draws the factors by which steps of a worker differ.
+        stragglers: Workers that are slower for a while; `None`: none.
+        balancer: Changes the shares; `None`: they stay.
     """
     workers = len(speeds)
     batches, shares = row.batches, tuple(row.batches.tolist())
@@ -120,7 +109,7 @@ def simulate_steps(
         slow = generator.random(workers) < stragglers.share
         begins, ceases = stragglers.chances(float(np.median(usual)) + row.exchange)
     block = max(1, min(_BLOCK // workers, count))
-    told = []
+    recorded = []
     for start in range(0, count, block):
         size = min(block, count - start)
         factors = scatter(generator, (size, workers))
@@ -131,8 +120,8 @@ def simulate_steps(
                 factor = np.where(slow, stragglers.slowdown * factor, factor)
             seconds = usual * factor
             series.computing[step], series.slowest[step] = seconds.mean(), seconds.max()
-            if step < TOLD_STEPS:
-                told.append(seconds)
+            if step < RECORDED_STEPS:
+                recorded.append(seconds)
             if balancer is None:
                 continue
             balancer.watch(shares, seconds.tolist(), usual=step % row.steps > 0)
@@ -141,12 +130,12 @@ def simulate_steps(
                 series.changes += 1
                 batches, shares = np.array(wanted, dtype=np.int64), wanted
                 usual = (row.sample_seconds * batches + row.step_seconds) / speeds
-    series.told = np.array(told)
+    series.recorded = np.array(recorded)
     return series
 
 
 def worker_speeds(
     relative: Floats, spread: float, generator: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Speeds of workers: those stated, times what workers of a kind differ by."""
+    """Random speeds of workers: the stated ones, times lognormal factors of this deviation."""
     return relative * np.exp(spread * generator.standard_normal(len(relative)))

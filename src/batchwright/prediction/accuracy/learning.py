@@ -1,13 +1,14 @@
-r"""How a network learns from its images: held-out accuracy against optimizer, batch and samples.
+r"""The law of learning: held-out accuracy against optimizer, batch and samples.
 
-A training that sees S samples in steps of B is worth as many steps of noiseless gradients as
+A training that sees S samples in steps of B makes the progress of
 
 .. math:: \tau = \frac{S - n_0 B}{B + K}
 
-with the optimizer's critical batch K (McCandlish et al. 2018, arXiv 1812.06162, who find
-:math:`(S / S_{min} - 1)^{-1} = B / K`, which is the same with :math:`S_{min} = K \tau`), without
-the first :math:`n_0` steps (`LOST_STEPS`), in which little is learnt: well below K samples count,
-well above it steps. Accuracy p on held-out images of C classes, freed of guessing, follows
+steps of noiseless gradients, with the optimizer's critical batch K (McCandlish et al. 2018, arXiv
+1812.06162, who find :math:`(S / S_{min} - 1)^{-1} = B / K`, which is the same with
+:math:`S_{min} = K \tau`). The first :math:`n_0` steps (`LOST_STEPS`), in which little is learnt, do
+not count. Well below K samples count, well above it steps. Accuracy p on held-out images of C
+classes, freed of guessing, follows
 
 .. math::
 
@@ -16,27 +17,27 @@ well above it steps. Accuracy p on held-out images of C classes, freed of guessi
 
 so the share still to be learnt falls as a power of the steps once it is small, as learning curves
 do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing (where one class is
-larger than the others, 1 / C is its share); :math:`\tau_0` is of
-a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
-it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower
-(`falls_short`).
+larger than the others, 1 / C is its share). :math:`\tau_0` belongs to a training of
+`REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is the logit which that training reaches. The
+law is for whole trainings, whose rate has come down by their end: within a training accuracy is
+lower (`falls_short`).
 
 At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
 
 .. math:: c \, (m^2 - (x - m)^2) = c \, (2 m x - x^2)
 
-so m is where the best rate lies and c how much depends on it; both are of the optimizer, for all
-batches and lengths. Far above the best rate trainings fail, which is no parabola: one that ends at
-guessing at another rate, or diverged, tells only that so little is reached there, and its pull has
-a limit (Huber 1964).
+so m is the offset of the best rate and c the weight of the rate; both belong to the optimizer, for
+all batches and lengths. Far above the best rate trainings fail, which is no parabola: a training
+that ends at guessing at another rate, or that diverged, shows only that so little is reached there,
+and its pull on the fit is bounded (Huber 1964).
 
-Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer; the latter two,
-which are positive, by their logarithms. Beforehand two optimizers' levels are known against each
-other at the best rate of each, :math:`a + c m^2`: one whose usual rate is far from its best is far
-behind at the usual one, and not at the other. What is known of them beforehand (`PRIOR`) and what
-was observed are brought together by Bayes' rule: normal errors, the curvature of the posterior at
-its peak (Laplace). So few short trainings already tell something, many tell nearly all, and the
-interval says which.
+Level a, slope :math:`\beta` and critical batch are parameters of the task, for each optimizer; the
+latter two, which are positive, by their logarithms. The prior of two optimizers' levels is that of
+their difference at the best rate of each, :math:`a + c m^2`: an optimizer whose usual rate is far
+from its best is far behind at the usual rate only. The prior (`PRIOR`) and the observations are
+combined by Bayes' rule, with normal errors and the curvature of the posterior at its peak
+(Laplace). So a few short trainings already narrow the prediction, many determine it, and the
+interval shows how far.
 """
 
 from __future__ import annotations
@@ -62,42 +63,44 @@ from batchwright.records import Estimate
 from batchwright.records.registries.optimizers import OPTIMIZERS, SGD, LearningPrior, Normal
 
 REFERENCE_BATCH, REFERENCE_SAMPLES = 32, 10_000
-"""Training after which the level is read; around it tasks and optimizers are compared. It is short,
-as trials are: after long ones, tasks of steep slopes are ahead of others, and a level that is known
-by itself there bends what short trials say of the slope (docs/log.md)."""
+"""The training that defines the level, at which tasks and optimizers are compared. It is short, as
+trials are: after long trainings, tasks with steep slopes are ahead of others, so that a prior of
+the level there would bend what short trials show of the slope (docs/log.md)."""
 
 LOST_STEPS = 14.0
 """Steps at the start of a training that do not count: statistics of normalization settle in them,
-and the rate comes up. Without them the few steps of large batches in short trainings pass for a
-small critical batch, and long trainings are expected to lose more by a large batch than they do
+and the rate comes up. Without them, the few steps of large batches in short trainings look like a
+small critical batch, and long trainings are predicted to lose more by a large batch than they do
 (docs/log.md)."""
 
 FORM_ERROR = 0.25
-"""Standard error of logit u for each e-fold beyond the longest training that was observed, by which
-the line may bend. Without it the intervals of trainings four times as long held 28 of 42."""
+"""Standard error of logit u for each e-fold beyond the longest observed training, as the line may
+bend. Without it the intervals of trainings four times as long held 28 of 42."""
 SHORTER_ERROR = 0.1
-"""The same of what was observed, for each e-fold below the longest, which so counts for more."""
+"""Standard error of logit u of an observation for each e-fold below the longest one, which so has
+more weight."""
 
 FAILED_ERROR = 1.0
-"""Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
+"""Standard error of logit u of a training that failed at its rate. A failed training further below
+the law pulls it no harder."""
 
 _ROUNDS, _SMALL = 50, 1e-6
-_MAX_LOG = 60.0  # of samples: more than anybody has
+_MAX_LOG = 60.0  # largest logarithm of a number of samples
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known of a task before anything of it was observed; logarithms are natural."""
+    """The prior of a task's parameters, before any observation; logarithms are natural."""
 
-    level: Normal  # logit u after the training of reference
-    slope: Normal  # logarithm of its slope against that of steps of noiseless gradients
+    level: Normal  # logit u after the reference training
+    slope: Normal  # logarithm of the slope of logit u against the logarithm of noiseless steps
     critical: Normal  # logarithm of the critical batch, in samples
-    seed: float  # scatter of logit u from seed to seed and around the law
-    # In place of what the registry says.
+    seed: float  # standard deviation of logit u from seed to seed and around the law
+    # Priors of optimizers, in place of those in the registry.
     optimizers: Mapping[str, LearningPrior] = field(default_factory=dict)
 
     def of(self, optimizer: str) -> LearningPrior:
-        """What is known of an optimizer."""
+        """The prior of an optimizer."""
         return self.optimizers.get(optimizer) or OPTIMIZERS[optimizer].learning
 
 
@@ -106,29 +109,29 @@ PRIOR = Prior(
 )
 """Means and spreads over seven tasks (docs/log.md)."""
 FEW_TASKS = 1.34
-"""Quantile of an eighth task by the mean and spread of seven over the normal one: Student's t with
-six degrees of freedom, times sqrt(1 + 1/7)."""
+"""Quantile of an eighth task, predicted from the mean and spread of seven, over that of a normal
+distribution: Student's t with six degrees of freedom, times sqrt(1 + 1/7)."""
 KNOWN_FROM = 32
-"""Least batch of these trainings."""
+"""Smallest batch of the trainings behind the prior."""
 
 
 class Aim(NamedTuple):
-    """A training that ends at an accuracy."""
+    """A training that ends at a given accuracy."""
 
-    samples: float  # it takes
-    by_parameters: np.ndarray  # derivatives of their logarithm by the law's parameters
-    slope: float  # of logit u in that logarithm
+    samples: float  # samples that it takes
+    by_parameters: np.ndarray  # derivatives of the logarithm of the samples by the law's parameters
+    slope: float  # derivative of logit u by the logarithm of the samples
 
 
 @dataclass(frozen=True)
 class LearningModel:
-    """Accuracy of trainings of one task, with its error."""
+    """The law of learning of one task: accuracy of its trainings, with its error."""
 
-    classes: float  # of the data
-    observed: tuple[Observed, ...]  # what it rests on
+    classes: float  # number of equally large classes with which guessing would be as accurate
+    observed: tuple[Observed, ...]  # the observations that it was fitted to
     _names: tuple[str, ...]
-    # Level, log slope and log critical batch of each optimizer, one after the other; then of each
-    # best rate and weight.
+    # Level, log slope and log critical batch of each optimizer, one optimizer after the other; then
+    # best rate and log weight of each optimizer.
     _mean: np.ndarray
     _covariance: np.ndarray
     _seed: float
@@ -136,20 +139,20 @@ class LearningModel:
 
     @cached_property
     def known_from(self) -> int:
-        """Least batch of the trainings that it rests on, of the task and of others.
+        """Smallest batch of the trainings that it rests on, of this task and of others.
 
-        Nothing shows that smaller ones learn more, so no more is expected of them. A training that
-        failed for its rate shows nothing of its batch.
+        Smaller batches are predicted like this one, as nothing shows that they learn more. A
+        training that failed for its rate does not count.
         """
         learnt = (one.batch for one in self.observed if not _fails(one, self.classes))
         return min([KNOWN_FROM, *learnt])
 
     def accuracy(self, candidate: Candidate) -> Estimate:
-        """Held-out accuracy at the end, a share; the interval is for a single seed."""
-        return self.counted(candidate, Normal(0.0, 0.0), None)
+        """Held-out accuracy at the end of a training, a share; the interval is of a single seed."""
+        return self.evaluated(candidate, Normal(0.0, 0.0), None)
 
-    def surely(self, candidate: Candidate, confidence: float) -> float:
-        """Accuracy that a single seed reaches or exceeds with this probability, a share."""
+    def reached_with(self, candidate: Candidate, confidence: float) -> float:
+        """Accuracy that a single seed reaches with the probability ``confidence``, a share."""
         middle, row = self._at(candidate)
         error = self._few * self._error(row, candidate.samples)
         below = NormalDist().inv_cdf(confidence) * error
@@ -164,17 +167,17 @@ class LearningModel:
         above = middle - log(unit / (1 - unit))
         return NormalDist().cdf(above / (self._few * self._error(row, candidate.samples)))
 
-    def counted(self, candidate: Candidate, short: Normal, held_out: int | None) -> Estimate:
-        """Accuracy of a training that falls short of whole ones, as an evaluation would count it.
+    def evaluated(self, candidate: Candidate, short: Normal, held_out: int | None) -> Estimate:
+        """Accuracy that an evaluation finds, in or after a training.
 
         Args:
             candidate: The training up to now.
-            short: By how much logit u is below that of a whole training of these samples.
-            held_out: Images that are counted; `None`: as many as make no difference.
+            short: Logit u of a whole training of these samples less that at the evaluation.
+            held_out: Number of images; `None`: so many that counting has no error.
 
         Returns:
-            The median. Where nothing was observed the mean: the median of so wide a distribution
-            is all or nothing for trainings much longer or shorter than those of other tasks.
+            The median. Without any observation it is the mean: the median of so wide a distribution
+            is near 0 or 1 for trainings much longer or shorter than those of other tasks.
         """
         law, row = self._at(candidate)
         middle = law - short.mean
@@ -182,23 +185,23 @@ class LearningModel:
         counting = _noise(_unit(middle), held_out, self.classes, 0.0) if held_out else 0.0
         wide = Z_975 * hypot(error, counting) * self._few
         low, high = middle - wide, middle + wide
-        if not self.observed:  # the usual approximation (MacKay 1992) of a normal logit's mean
+        if not self.observed:  # approximate mean for a normal logit (MacKay 1992)
             middle = min(high, max(low, middle / sqrt(1 + pi * error**2 / 8)))
         return _estimate(*(self._share(at) for at in (middle, low, high)))
 
-    def off(self, one: Observed) -> Normal:
-        """How far logit u of a training is below the law, and the error of that distance.
+    def residual(self, one: Observed) -> Normal:
+        """Distance of logit u of an observed training below the law, and its standard error.
 
-        The error is the law's own, and that of counting right answers.
+        The error is that of the law and of counting right answers.
         """
         law, row = self._at(one.training)
         target, error = _target(one, self.classes, 0.0)
         return Normal(law - target, hypot(error, self._error(row, one.samples)))
 
     def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
-        """Samples of the training whose accuracy at its end is this; `None` below guessing.
+        """Samples of the training that ends at an accuracy; `None` if guessing reaches it.
 
-        Beyond all that was observed it is a guess, and the interval says so: it may span decades.
+        Far beyond all observations the interval may span decades.
         """
         aim = self.aim(optimizer, batch, accuracy)
         if aim is None:
@@ -209,9 +212,9 @@ class LearningModel:
     def samples_compared(
         self, one: tuple[str, int], other: tuple[str, int], accuracy: float
     ) -> Estimate | None:
-        """`samples_to` of one optimizer and batch over that of others, by what sets them apart.
+        """`samples_to` of one optimizer and batch over that of another.
 
-        Scatter from seed to seed is not in it.
+        The interval is that of the ratio, without the scatter from seed to seed.
         """
         found, others = (self.aim(*pair, accuracy) for pair in (one, other))
         if found is None or others is None:
@@ -221,22 +224,22 @@ class LearningModel:
         return _estimate(ratio, ratio / off, ratio * off)
 
     def rate_of(self, optimizer: str) -> tuple[float, float]:
-        """Best rate and weight of an optimizer: m and the logarithm of c."""
+        """The parameters of an optimizer's rate: m and the logarithm of c."""
         best, weight = _rate_places(self._names, optimizer)
         return float(self._mean[best]), float(self._mean[weight])
 
     def offset(self, optimizer: str, batch: int | None = None) -> float:
-        """Offset of the best rate by what is known, as of a `Candidate`, within what was tried.
+        """Offset of the best rate that is known, within the range of rates that were tried.
 
-        Rounded to a rate of three digits: more would look as if they were known.
+        It is rounded to a rate of three digits, as no more are known.
 
         Args:
-            optimizer: As in a job.
-            batch: Global batch, in samples; `None`: of those that were tried.
+            optimizer: The optimizer, as in a job.
+            batch: Global batch, in samples; `None`: any batch that was tried.
         """
         known = [one for one in self.observed if one.optimizer == optimizer]
         learnt = [one for one in known if not _fails(one, self.classes)]
-        offsets, most = [0.0, *(one.offset for one in learnt)], self.least_failing(optimizer)
+        offsets, most = [0.0, *(one.offset for one in learnt)], self.lowest_failing(optimizer)
         high = max((one for one in offsets if one < most), default=0.0)
         best = min(max(self.rate_of(optimizer)[0], min(offsets)), high)
         if batch is not None and self._usual_rate is not None:
@@ -245,8 +248,8 @@ class LearningModel:
             best = min(best, log(max([usual, *rates]) / usual))
         return log(float(f"{exp(best):.3g}"))
 
-    def least_failing(self, optimizer: str) -> float:
-        """The least offset at which a training failed for its rate; infinite without any."""
+    def lowest_failing(self, optimizer: str) -> float:
+        """The smallest offset at which a training failed for its rate; infinite without any."""
         known = [one for one in self.observed if one.optimizer == optimizer]
         least = min((one.offset for one in known if not _fails(one, self.classes)), default=inf)
         failing = [one for one in known if _fails(one, self.classes)]
@@ -257,13 +260,13 @@ class LearningModel:
     def aim(
         self, optimizer: str, batch: int, accuracy: float, offset: float | None = None
     ) -> Aim | None:
-        """The training that ends at an accuracy; `None` where that is no better than guessing.
+        """The training that ends at an accuracy; `None` where guessing reaches it.
 
         Args:
-            optimizer: As in a job.
+            optimizer: The optimizer, as in a job.
             batch: Global batch, in samples.
-            accuracy: Held out, a share.
-            offset: Of the rate; `None`: of the best one by what is known.
+            accuracy: Held-out accuracy, a share.
+            offset: Offset of the rate; `None`: that of the best known rate.
         """
         unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
         if not 0 < unit < 1:
@@ -272,11 +275,11 @@ class LearningModel:
         offset = self.offset(optimizer, batch) if offset is None else offset
         batch = max(batch, self.known_from)
         start, _ = self._at(Candidate(optimizer, batch, _needed(1.0, batch), offset))
-        # At least one sample: trials that contradict each other may put a target before the first.
+        # At least one sample: contradicting trials may put the accuracy before the first one.
         counted = exp(max(0.0, min(_MAX_LOG, (log(unit / (1 - unit)) - start) / slope)))
         samples = _needed(counted, batch)
         _, row = self._at(Candidate(optimizer, batch, samples, offset))
-        # In the logarithm of all samples, of which some do not count.
+        # The derivative by the logarithm of all samples, including those that do not count.
         slope *= samples / counted if counted >= LOST_STEPS * batch else 2.0
         return Aim(samples, -row / slope, slope)
 
@@ -284,29 +287,34 @@ class LearningModel:
         """Standard error of the logarithm of an aim's samples, for a single seed.
 
         Args:
-            aim: From `aim`.
-            trial: One more training that is known by then.
-            held_out: Images that it is judged on.
+            aim: The training, from `aim`.
+            trial: A further trial that will have been observed; `None`: none.
+            held_out: Number of images that the trial's accuracy is counted on.
         """
         variance = self._variance(aim.by_parameters)
         longest = [one.samples for one in self.observed]
         if trial is not None:
-            variance -= self.told(trial, held_out, aim.by_parameters)
+            variance -= self.variance_removed(trial, held_out, aim.by_parameters)
             longest.append(trial.samples)
         bent = _bent(aim.samples, max(longest, default=REFERENCE_SAMPLES))
         return sqrt(max(0.0, variance) + (self._seed**2 + bent**2) / aim.slope**2)
 
-    def would_narrow(self, trial: Candidate, held_out: int, one: Candidate) -> float:
-        """Variance of logit u that a trial would take from a training."""
+    def variance_removed_from(self, trial: Candidate, held_out: int, one: Candidate) -> float:
+        """Variance of logit u of training ``one`` that a trial would remove."""
         _, row = self._at(one)
-        return self.told(trial, held_out, row)
+        return self.variance_removed(trial, held_out, row)
 
-    def told(self, trial: Candidate, held_out: int, by_parameters: np.ndarray) -> float:
-        """Variance that a trial would take from a quantity with these derivatives.
+    def variance_removed(self, trial: Candidate, held_out: int, by_parameters: np.ndarray) -> float:
+        """Variance that a trial would remove from a quantity with these derivatives.
 
-        It depends on where a trial is, not on what comes of it.
+        It depends on the trial's optimizer, batch, samples and rate, and not on its result.
+
+        Args:
+            trial: The trial.
+            held_out: Number of images that its accuracy is counted on.
+            by_parameters: Derivatives of the quantity by the law's parameters.
         """
-        at, row = _logit(self._mean, self._names, trial)  # with its batch, whichever that is
+        at, row = _logit(self._mean, self._names, trial)  # even if its batch is below known_from
         longest = max([trial.samples, *(one.samples for one in self.observed)])
         noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
         noise += _shorter(trial.samples, longest) ** 2
@@ -316,26 +324,28 @@ class LearningModel:
     def _variance(self, by_parameters: np.ndarray) -> float:
         return max(0.0, float(by_parameters @ self._covariance @ by_parameters))
 
-    def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
-        """Accuracy of one training less that of another, and the standard error of that.
+    def difference(self, one: Candidate, other: Candidate) -> tuple[float, float]:
+        """Accuracy of one training less that of another, a share, and its standard error.
 
-        What both have in common, such as the level of the task, is not in the error.
+        Errors that both have in common, such as that of the task's level, cancel.
         """
-        apart, slopes = self._difference(one, other)
+        apart, slopes = self._difference_by_parameters(one, other)
         return apart, sqrt(self._variance(slopes))
 
-    def would_tell(
+    def error_removed(
         self, trial: Candidate, held_out: int, one: Candidate, other: Candidate
     ) -> float:
-        """Share of the standard error of `apart` that a trial would take away, 0 to 1."""
-        _, slopes = self._difference(one, other)
+        """Share of the standard error of `difference` that a trial would remove, from 0 to 1."""
+        _, slopes = self._difference_by_parameters(one, other)
         before = self._variance(slopes)
         if before <= 0:
             return 0.0
-        return 1 - sqrt(max(0.0, 1 - self.told(trial, held_out, slopes) / before))
+        return 1 - sqrt(max(0.0, 1 - self.variance_removed(trial, held_out, slopes) / before))
 
-    def _difference(self, one: Candidate, other: Candidate) -> tuple[float, np.ndarray]:
-        """Accuracy of one training less that of another, and its derivatives by the parameters."""
+    def _difference_by_parameters(
+        self, one: Candidate, other: Candidate
+    ) -> tuple[float, np.ndarray]:
+        """`difference`, and its derivatives by the law's parameters."""
         at, row = self._at(one)
         off, from_row = self._at(other)
         slopes = self._slope(at) * row - self._slope(off) * from_row
@@ -343,11 +353,11 @@ class LearningModel:
 
     @property
     def _few(self) -> float:
-        """By how much single trainings are less sure than their error says."""
+        """Factor of intervals for the small number of tasks behind the prior."""
         return 1.0 if self.observed else FEW_TASKS
 
     def _error(self, row: np.ndarray, samples: float) -> float:
-        """Standard error of logit u of one training, from its derivatives by the parameters."""
+        """Standard error of logit u of a single training, by its derivatives ``row``."""
         longest = max((one.samples for one in self.observed), default=REFERENCE_SAMPLES)
         return sqrt(self._variance(row) + self._seed**2 + _bent(samples, longest) ** 2)
 
@@ -356,11 +366,11 @@ class LearningModel:
         return _logit(self._mean, self._names, known)
 
     def _share(self, logit: float) -> float:
-        """Accuracy at a logit, guessing included."""
+        """Accuracy, guessing included, whose logit u is ``logit``."""
         return with_guessing(_unit(logit), self.classes)
 
     def _slope(self, logit: float) -> float:
-        """Accuracy gained per unit of the logit."""
+        """Derivative of accuracy by logit u."""
         return (1 - 1 / self.classes) * _unit(logit) * (1 - _unit(logit))
 
 
@@ -372,16 +382,16 @@ def fit_learning(
     prior: Prior = PRIOR,
     usual_rate: Callable[[int], float] | None = None,
 ) -> LearningModel:
-    """The law for a task.
+    """Fit the law of learning to trainings of a task.
 
     Args:
-        observed: Trainings of it; without any, the prior alone speaks.
-        classes: Of the data, above 1: as many even ones as guessing is right by.
-        optimizers: To predict for, beside those observed.
-        prior: What is known of tasks.
-        usual_rate: Usual rate of a batch, or so many times it, of a network in which too high a
-            rate ends training whatever the batch: none is then taken above the highest that has
-            learnt, but the usual one.
+        observed: Observed trainings; without any the law is the prior.
+        classes: Number of equally large classes, above 1, with which guessing would be as accurate.
+        optimizers: Optimizers to predict for, besides those observed.
+        prior: The prior of tasks.
+        usual_rate: batch -> its usual rate, up to a factor, for networks in which too high a rate
+            ends any training: then no rate is taken above the highest one that has learnt, except
+            the usual one.
     """
     names = tuple(dict.fromkeys((SGD.name, *optimizers, *(one.optimizer for one in observed))))
     weights, wanted = _prior_rows(names, prior)
@@ -390,30 +400,30 @@ def fit_learning(
     targets = [_target(one, classes, prior.seed, longest) for one in observed]
 
     def linear_at(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Derivatives of all that is to be met, each over its error, and what is left of it."""
-        known, met = weights.copy(), weights @ mean
-        for place, apart, row in _gains_apart(mean, names, prior):
-            known[place] += row
-            met[place] += apart
-        rows, off = [], []
+        """Derivatives and residuals of prior and observations, each over its error."""
+        by_prior, values = weights.copy(), weights @ mean
+        for place, gain, row in _gain_differences(mean, names, prior):
+            by_prior[place] += row
+            values[place] += gain
+        rows, residuals = [], []
         for one, (target, error) in zip(observed, targets, strict=True):
             value, row = _logit(mean, names, one.training)
             weight = _pull(target - value) / FAILED_ERROR if _fails(one, classes) else 1 / error
             rows.append(weight * row)
-            off.append(weight * (target - value))
-        return np.vstack([known, *rows]), np.concatenate([wanted - met, off])
+            residuals.append(weight * (target - value))
+        return np.vstack([by_prior, *rows]), np.concatenate([wanted - values, residuals])
 
     jacobian, residual = linear_at(mean)
     for _ in range(_ROUNDS):
         step = np.linalg.solve(jacobian.T @ jacobian, jacobian.T @ residual)
-        # A long step leaves the range where the law is nearly straight in its parameters.
+        # Steps are bounded: far away the law is no longer nearly linear in its parameters.
         step *= min(1.0, 2.0 / max(float(np.abs(step).max()), _SMALL))
         before = float(residual @ residual)
         while float(np.abs(step).max()) >= _SMALL:
             jacobian, residual = linear_at(mean + step)
             if float(residual @ residual) <= before:
                 break
-            step /= 2  # observations that contradict each other would make it go to and fro
+            step /= 2  # contradicting observations would make full steps oscillate
         else:
             break
         mean = mean + step
@@ -424,24 +434,23 @@ def fit_learning(
 
 
 AT_PEAK = Normal(0.0, 0.3)
-"""Distance of the logit below the law at the peak of the rate: mean, and spread over tasks,
-optimizers and batches (`benchmarks.tools.epoch_curves`; docs/log.md). Noise of a high rate costs
-about as much as the short training loses by its few steps at a low one, here a little less and
-there a little more, so what is left is the spread."""
+"""Logit u of a whole training less that at the peak of the rate: mean, and spread over tasks,
+optimizers and batches (`benchmarks.tools.epoch_curves`; docs/log.md). The noise of a high rate
+costs about as much as a short training loses by its steps at a low rate, so the mean is 0."""
 
 AVERAGED = Normal(-0.15, 0.3)
-"""The same of an average of the weights over half an epoch: in 19 trainings it was that much above
-the weights, by least squares over all epochs, and no different at the end."""
+"""`AT_PEAK` for an average of the weights over half an epoch: in 19 trainings its logit was so far
+above that of the weights, by least squares over all epochs, and equal to it at the end."""
 
 
 def falls_short(factor: float, last: float, *, averaged: bool = False) -> Normal:
-    r"""Distance of logit u below that of a whole training, before the rate has come down.
+    r"""Logit u of a whole training less that at an evaluation before the rate has come down.
 
-    Where it is the share f of its peak, and ends at :math:`f_E`, by :math:`d (f - f_E)`. Trials of
-    a job whose rate never comes down were trained in that way, so nothing is missing there.
+    It is :math:`d (f - f_E)`, where the rate is the share f of its peak, and ends at :math:`f_E`.
+    Where the rate does not come down it is 0, as trials of such a job were trained in the same way.
 
     Args:
-        factor: f now.
+        factor: f at the evaluation.
         last: f at the training's end.
         averaged: Whether an average of the weights is evaluated.
     """
@@ -458,7 +467,7 @@ def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndar
             row = np.zeros(5 * len(names))
             row[3 * index + part] = 1.0
             if index:
-                row[part] = -1.0  # the others are known by how far they are from SGD
+                row[part] = -1.0  # priors of other optimizers are differences to SGD
             rows.append(row / error)
             wanted.append(mean / error)
     for name in names:
@@ -471,13 +480,13 @@ def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndar
     return np.array(rows), np.array(wanted)
 
 
-def _gains_apart(
+def _gain_differences(
     mean: np.ndarray, names: Sequence[str], prior: Prior
 ) -> Iterator[tuple[int, float, np.ndarray]]:
-    """What the best rate gives an optimizer more than it gives the first one, c m^2 each.
+    """The gain c m^2 of each optimizer by its best rate, less that of the first optimizer.
 
-    As levels are compared at the best rates, that belongs to the rows of `_prior_rows` which do so:
-    for each its place, the gain over the row's error, and its derivatives likewise.
+    It belongs to the rows of `_prior_rows` that compare levels, as these are compared at the best
+    rates. Yields the index of the row, and the difference and its derivatives over the row's error.
     """
     first, by_first = _gain(mean, names, names[0])
     for index, name in enumerate(names[1:], start=1):
@@ -504,8 +513,8 @@ def _logit(
     level = mean[first]
     slope, size = exp(mean[first + 1]), exp(mean[first + 2])
     batch = candidate.batch
-    told = _counted(candidate.samples, batch) / _counted(REFERENCE_SAMPLES, REFERENCE_BATCH)
-    steps = log(told * (REFERENCE_BATCH + size) / (batch + size))
+    samples = _counted(candidate.samples, batch) / _counted(REFERENCE_SAMPLES, REFERENCE_BATCH)
+    steps = log(samples * (REFERENCE_BATCH + size) / (batch + size))
     row = np.zeros_like(mean)
     by_size = size / (REFERENCE_BATCH + size) - size / (batch + size)
     row[first : first + 3] = 1.0, slope * steps, slope * by_size
@@ -523,50 +532,50 @@ def _logit(
 def _counted(samples: float, batch: int) -> float:
     """Samples S of a training without those of its lost steps.
 
-    Of so few that half of them or more are lost it is :math:`S^2 / (4 n_0 B)`, which goes on
-    smoothly, as there is no logarithm of less than none.
+    If half of them or more are lost it is :math:`S^2 / (4 n_0 B)`, which continues the difference
+    smoothly and stays positive, so that it has a logarithm.
     """
     lost = LOST_STEPS * batch
     return samples - lost if samples >= 2 * lost else samples**2 / (4 * lost)
 
 
 def _needed(counted: float, batch: int) -> float:
-    """The samples of which so many are `_counted`."""
+    """The samples of a training of which ``counted`` count: the inverse of `_counted`."""
     lost = LOST_STEPS * batch
     return counted + lost if counted >= lost else 2 * sqrt(counted * lost)
 
 
 def _rate_places(names: Sequence[str], optimizer: str) -> tuple[int, int]:
-    """Where the parameters of an optimizer's rate are: best rate and weight."""
+    """Indices of the parameters of an optimizer's rate: best rate and log weight."""
     first = 3 * len(names) + 2 * names.index(optimizer)
     return first, first + 1
 
 
 def _fails(one: Observed, classes: float) -> bool:
-    """Whether a training may have learnt nothing because of its rate."""
+    """Whether a training diverged, or ended at guessing at another rate than the usual one."""
     guessed = sqrt((1 - 1 / classes) / classes / one.held_out)
     return one.diverged or (one.offset != 0 and one.accuracy < 1 / classes + 2 * guessed)
 
 
 def _pull(above: float) -> float:
-    """Weight of a failed training whose logit is so far above what the law says of it."""
+    """Weight of a failed training whose logit is ``above`` the law's: 0 if it is really above."""
     return 0.0 if above >= 0 else min(1.0, sqrt(FAILED_ERROR / -above))
 
 
 def _bent(samples: float, longest: float) -> float:
-    """Standard error of logit u of a training beyond the longest observed."""
+    """Standard error of logit u of a training that is longer than the longest observed."""
     return FORM_ERROR * log(samples / longest) if samples > longest else 0.0
 
 
 def _shorter(samples: float, longest: float) -> float:
-    """Standard error of logit u of a training below the longest observed."""
+    """Standard error of logit u of a training that is shorter than the longest observed."""
     return SHORTER_ERROR * log(longest / samples) if samples < longest else 0.0
 
 
 def _target(
     one: Observed, classes: float, seed: float, longest: float = 0.0
 ) -> tuple[float, float]:
-    """Logit u of what was observed, were it whole, and its standard error beside the longest."""
+    """Logit u of an observed training, as if it were whole, and its standard error."""
     unit = above_guessing(one.accuracy, classes, 1 - 0.5 / one.held_out)
     error = _noise(unit, one.held_out, classes, seed)
     error = hypot(error, _shorter(one.samples, longest), one.short.error)
@@ -582,7 +591,7 @@ def _noise(unit: float, held_out: int, classes: float, seed: float) -> float:
 
 
 def _estimate(value: float, low: float, high: float) -> Estimate:
-    """To nine digits: the last ones depend on the machine's linear algebra, and plans must not."""
+    """An estimate of nine digits: further ones depend on the machine, and plans must not."""
     value, low, high = (float(f"{one:.9g}") for one in (value, low, high))
     return Estimate(value=value, low=low, high=high)
 

@@ -1,4 +1,4 @@
-"""What runs tell: held-out accuracy against epochs, and which of them reached a target."""
+"""Reads finished runs: held-out accuracy against epochs, and which runs reached a target."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from statistics import fmean, median
 from batchwright.records import RunSummary
 from batchwright.records.job_fields import Scaling
 
-_MIN_SCATTER = 0.005  # of a held-out accuracy, a share
+_MIN_SCATTER = 0.005  # least standard deviation of a held-out accuracy, a share
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run tells."""
+    """The course of a finished run."""
 
-    batch: int  # global batch
+    batch: int  # global batch, in samples
     scaling: Scaling  # how the rate follows the batch
-    # Epochs done and held-out accuracy then, from chance level on.
+    # Pairs of finished epochs and held-out accuracy, from chance level at 0 epochs on.
     curve: tuple[tuple[float, float], ...]
-    to_target: float | None  # epochs to the target; `None` if not reached or none given
-    noise_scale: float | None  # geometric mean up to the target, in samples; `None` if not known
-    held_out: int  # images that its accuracy is counted on
+    # Epochs to the target; `None` if it was not reached, or if there is none.
+    to_target: float | None
+    # Geometric mean of the gradient noise scale up to the target, in samples; `None` if not known.
+    noise_scale: float | None
+    held_out: int  # number of images that its accuracy was counted on
 
     @property
     def length(self) -> float:
-        """Epochs up to its last evaluation."""
+        """Epochs up to the last evaluation."""
         return self.curve[-1][0]
 
 
@@ -37,34 +39,34 @@ class Run:
 class Outcomes:
     """Which runs reached the target, by batch."""
 
-    # Epochs that those took which did, of batches that mostly did.
+    # Epochs to the target of the runs that reached it, of batches that mostly did.
     reached: Mapping[int, Sequence[float]]
-    # Lengths of those that did not: they would have taken more.
+    # Epochs of the runs that missed it: lower bounds of the epochs to the target.
     missed: Mapping[int, Sequence[float]]
-    failed: frozenset[int]  # batches that mostly did not
-    note: str  # what is to be said of those that did not, in words; empty if nothing
+    failed: frozenset[int]  # batches that mostly missed it
+    note: str  # a note on the runs that missed it, in words; empty if there are none
 
     def misses(self, batch: int) -> bool:
-        """Whether runs with a batch mostly did not, or with a smaller one beyond all that did."""
+        """Whether a batch failed, or is larger than one that failed above all that succeeded."""
         return batch in self.failed or batch >= _barred_from(self.reached, self.failed)
 
 
 def epochs_to(run: RunSummary, target: float) -> float | None:
     """Epochs until a run's held-out accuracy first reached ``target``; `None` if it never did.
 
-    Between two evaluations in proportion, from chance level at the start.
+    Accuracy is interpolated between evaluations, and is at chance level at the start.
     """
     return _first_crossing(_accuracies(run), target)
 
 
 def one_batch(run: RunSummary) -> bool:
-    """Whether a run kept its global batch, and was evaluated at all."""
+    """Whether a run kept its global batch and was evaluated."""
     evaluated = any(epoch.top1 is not None for epoch in run.epochs)
     return evaluated and len({epoch.global_batch_size for epoch in run.epochs}) == 1
 
 
 def read_run(run: RunSummary, target: float | None) -> Run:
-    """What a run of one batch tells, up to the target where that is given."""
+    """The course of a run with one batch; ``target`` may be `None`."""
     curve = _accuracies(run)
     to_target = None if target is None else _first_crossing(curve, target)
     until = inf if to_target is None else to_target
@@ -77,7 +79,7 @@ def read_run(run: RunSummary, target: float | None) -> Run:
 
 
 def _accuracies(run: RunSummary) -> list[tuple[float, float]]:
-    """Epochs done and held-out accuracy then, from chance level on; of no classes that is none."""
+    """Finished epochs and held-out accuracy, from chance level on; without classes that is 0."""
     measured = [(epoch.epoch + 1.0, epoch.top1) for epoch in run.epochs if epoch.top1 is not None]
     return [(0.0, run.plan.data.guessing), *measured]
 
@@ -90,9 +92,10 @@ def _first_crossing(curve: Sequence[tuple[float, float]], target: float) -> floa
 
 
 def outcomes_of(runs: Sequence[Run]) -> Outcomes:
-    """What became of each batch's runs; one shorter than any that reached the target says nothing.
+    """Which runs reached the target, by batch.
 
-    Where its batch reached the target, the shortest that did counts; else that of all batches.
+    A run that missed it counts only if it is as long as the shortest run that reached it: with its
+    batch, or with any batch if its own did not.
     """
     reached: dict[int, list[float]] = defaultdict(list)
     missed: dict[int, list[float]] = defaultdict(list)
@@ -120,13 +123,13 @@ def outcomes_of(runs: Sequence[Run]) -> Outcomes:
 
 
 def _barred_from(reached: Iterable[int], failed: Iterable[int]) -> float:
-    """The smallest batch that failed beyond all that reached the target; infinite without one."""
+    """The smallest failed batch above all that reached the target; infinite without one."""
     most = max(reached, default=0)
     return min((batch for batch in failed if batch > most), default=inf)
 
 
 def smoothed(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Running median of three: single epochs dip."""
+    """The curve with a running median of three evaluations, as single epochs may dip."""
     middle = [
         (curve[i][0], median(accuracy for _, accuracy in curve[i - 1 : i + 2]))
         for i in range(1, len(curve) - 1)
@@ -137,13 +140,13 @@ def smoothed(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def scatter_of(
     curve: Sequence[tuple[float, float]], smooth: Sequence[tuple[float, float]]
 ) -> float:
-    """Standard deviation of the accuracy about its smoothed course, robust, a share."""
+    """Robust standard deviation of the accuracy around its smoothed curve, a share."""
     misses = [abs(a - b) for (_, a), (_, b) in zip(curve[1:], smooth[1:], strict=True)]
     return hypot(1.4826 * median(misses), _MIN_SCATTER)
 
 
 def accuracy_at(curve: Sequence[tuple[float, float]], epochs: float) -> float:
-    """Accuracy after ``epochs``; past the end, the last."""
+    """Accuracy after ``epochs``, interpolated; past the end, the last one."""
     for (e0, a0), (e1, a1) in pairwise(curve):
         if epochs <= e1:
             return a0 + (a1 - a0) * (max(epochs, e0) - e0) / (e1 - e0)
@@ -151,9 +154,9 @@ def accuracy_at(curve: Sequence[tuple[float, float]], epochs: float) -> float:
 
 
 def counting_error(accuracy: float, held_out: float) -> float:
-    """Standard error of an accuracy by the chance of which images are counted, binomial, a share.
+    """Binomial standard error of an accuracy that is counted on ``held_out`` images, a share.
 
-    All right, or none, is counted as half an image less, or more.
+    An accuracy of 0 or 1 counts as half an image more, or less.
     """
     share = min(1 - 0.5 / held_out, max(0.5 / held_out, accuracy))
     return sqrt(share * (1 - share) / held_out)

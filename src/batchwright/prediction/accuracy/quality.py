@@ -1,7 +1,7 @@
-r"""Progress: how much a sample is worth in a larger batch, and epochs to a target accuracy.
+r"""Progress per sample against the batch, and epochs to a target accuracy.
 
-With the gradient noise scale :math:`\phi` in samples, a sample in a batch B is worth, against one
-in the base batch :math:`B_0` and with the best rate for each (Qiao et al., OSDI 2021, Pollux),
+With the gradient noise scale :math:`\phi` in samples, the progress of a sample in a batch B over
+that in the base batch :math:`B_0`, each at its best rate, is (Qiao et al., OSDI 2021, Pollux)
 
 .. math:: E(B) = \frac{\phi + B_0}{\phi + B}
 
@@ -12,13 +12,13 @@ its rate until noise allows no more. So of two batches :math:`B_1 < B_2` a step 
 
 times the progress, and epochs to a target go as :math:`B / g`. With linear scaling this is Pollux's
 :math:`epochs(B) \propto \phi + B`; with square-root scaling mostly :math:`\sqrt B`, which is what
-runs on digits show. Runs of two or more batches tell more than any noise scale; then the form of
-the critical batch (McCandlish et al. 2018, arXiv 1812.06162) is fitted to them directly,
+runs on digits show. Runs with two or more batches are better evidence than a noise scale; then the
+form of the critical batch (McCandlish et al. 2018, arXiv 1812.06162) is fitted to them directly,
 
 .. math:: epochs(B) = E_{min} (1 + x / x_{crit})
 
-with x = B or, under square-root scaling, :math:`x = \sqrt B`; from three batches on the other of
-the two, if it predicts batches left out far better.
+with x = B or, under square-root scaling, :math:`x = \sqrt B`. With three batches or more it is the
+other one of the two if that predicts batches left out far better.
 """
 
 from __future__ import annotations
@@ -52,37 +52,39 @@ from batchwright.records import Estimate, GradientNoise, RunSummary
 from batchwright.records.job_fields import Scaling
 
 PROBE_NOISE_ERROR = 0.7
-"""Assumed standard error of the logarithm of a noise scale from the first steps: a factor of 2. On
-five workloads it was 0.5 to 2.2 times that of the first epoch; the samples' own error comes on top.
+"""Assumed standard error of the logarithm of a noise scale that was measured in the first steps: a
+factor of 2. On five workloads that noise scale was 0.5 to 2.2 times the one of the first epoch. The
+sampling error comes on top.
 """
 
 RUN_ERROR = 0.10
 """Assumed standard error of the epochs to a target from one seed to another, as a share."""
 
 LAW_ERROR = 0.15
-"""Assumed standard error of the epochs for each doubling away from the only batch that ran; on
-digits, batches 32 to 512 and accuracies of 80 to 95 %, they were 0.03 to 0.3 off per doubling.
+"""Assumed relative standard error of the epochs for each doubling away from the only batch that
+ran. On digits, with batches from 32 to 512 and accuracies from 80 to 95 %, they were off by 0.03 to
+0.3 per doubling.
 """
 
 SEED_ERROR = 0.01
-"""Least standard deviation of a held-out accuracy from seed to seed, beside what chance makes of
-the images that are counted: few seeds may show less."""
+"""Least standard deviation of a held-out accuracy from seed to seed, besides the binomial error of
+counting images: a few seeds may differ by less."""
 
 FORM_ERROR = 0.05
-"""Assumed standard error of the form of the law, which no number of runs mends."""
+"""Assumed relative standard error of the form of the law, which does not fall with more runs."""
 
 EPOCHS_NOTE = "epochs to accuracy"
-"""How the note begins that says what runs tell of them."""
+"""Beginning of the note on epochs to the target by runs."""
 
 _POWER = {"linear": 1.0, "sqrt": 0.5, "gain": 1.0, "none": 0.0}  # a gain is linear at most
-_FAR_BETTER = 0.5
-_MIN_DEGREES = 4  # fewer show too little of the scatter between runs
-_STEEPEST = 2  # power of the epochs that an error falls with at most, assumed; it ends an interval
+_FAR_BETTER = 0.5  # error at batches left out over that of the usual form
+_MIN_DEGREES = 4  # fewest degrees of freedom that show the scatter between runs
+_STEEPEST = 2  # largest power of the epochs with which the error rate falls, assumed
 
 
 @dataclass(frozen=True)
 class _Law:
-    """Epochs as a line in a power of the batch."""
+    """Epochs to the target as a line in a power of the batch."""
 
     line: Line
     power: float
@@ -91,18 +93,18 @@ class _Law:
         return self.line.at(batch**self.power)
 
     def error(self, batch: int) -> float:
-        """Half width of the 95 % interval, as a share."""
+        """Half width of the 95 % interval of one more run, as a logarithm."""
         scatter, quantile = self._scatter()
         return quantile * scatter * hypot(1.0, self.line.own_error(batch**self.power))
 
     def ratio_error(self, first: int, second: int) -> float:
-        """Standard error of the ratio of the epochs with two batches, without a later run's own."""
+        """Relative standard error of the ratio of the epochs with two batches, by the law alone."""
         return self._scatter()[0] * self.line.ratio_error(first**self.power, second**self.power)
 
     def _scatter(self) -> tuple[float, float]:
-        """Standard error of one run, as a share, and what times it makes a 95 % interval.
+        """Relative standard error of one run, and the factor that makes it a 95 % interval.
 
-        The fit's scales are the epochs themselves, so its errors are per unit of this.
+        The scales of the fit are the epochs themselves, so errors of the line are multiplied by it.
         """
         if self.line.degrees >= _MIN_DEGREES and self.line.relative_error is not None:
             scatter = hypot(self.line.relative_error, FORM_ERROR)
@@ -114,40 +116,41 @@ class _Law:
 class ProgressModel:
     """Progress per sample and per epoch against the global batch."""
 
-    noise_scale: Estimate | None  # in samples, with a 95 % interval; `None` if nothing tells it
+    # Gradient noise scale, in samples, with a 95 % interval; `None` if not known.
+    noise_scale: Estimate | None
     notes: tuple[str, ...]  # where it comes from and what is missing, in words
-    base_batch: int  # batch whose progress per sample counts as 1
+    base_batch: int  # global batch whose progress per sample counts as 1
     scaling: Scaling  # how the rate follows the batch
     _law: _Law | None  # of two or more batches that reached the target
-    # Of the only batch that reached the target: it, its epochs, and half the 95 % interval of those
-    # of one more run, a logarithm.
+    # The only batch that reached the target, its epochs, and the half width of the 95 % interval of
+    # the epochs of one more run, as a logarithm.
     _reference: tuple[int, float, float] | None
     _runs: tuple[Run, ...]
     _outcomes: Outcomes
 
     @property
     def by_runs(self) -> bool:
-        """Whether it rests on runs."""
+        """Whether runs were given."""
         return bool(self._runs)
 
     @property
     def tells_epochs(self) -> bool:
-        """Whether runs reached the target."""
+        """Whether some run reached the target."""
         return self._law is not None or self._reference is not None
 
     @property
     def missed(self) -> str:
-        """Which runs did not reach the target, in words; empty if none tells anything by that."""
+        """Which runs missed the target, in words; empty if there are none that count."""
         return self._outcomes.note
 
     def misses_target(self, batch: int) -> bool:
-        """Whether runs with ``batch`` mostly missed it, or with one beyond all that reached it."""
+        """Whether runs with ``batch`` missed the target, see `Outcomes.misses`."""
         return self._outcomes.misses(batch)
 
     def epochs(self, batch: int) -> Estimate | None:
-        """Epochs to the target with ``batch``; `None` if unknown, or if runs with it missed it.
+        """Epochs to the target with ``batch``; `None` if not known, or if runs with it missed it.
 
-        The interval is for what one more run takes.
+        The interval is that of one more run.
         """
         if self.misses_target(batch):
             return None
@@ -160,16 +163,16 @@ class ProgressModel:
         return None if ratio is None else product(ratio, interval_in_ratio(epochs, off))
 
     def relative_epochs(self, batch: int) -> Estimate | None:
-        """Epochs with ``batch`` over those with the base batch, at the rate that the rule gives.
+        """Epochs with ``batch`` over those with the base batch, at the rates of the rule.
 
-        `None` if unknown. Where the rate follows the batch linearly, 1 / E(B) at most.
+        `None` if not known. Where the rate follows the batch linearly it is at most 1 / E(B).
         """
         return self._epochs_ratio(self.base_batch, batch)
 
     def compared_epochs(self, batch: int, other: int) -> Estimate | None:
-        """Epochs with ``batch`` over those with ``other``, whatever later runs scatter.
+        """Epochs with ``batch`` over those with ``other``, without the scatter of later runs.
 
-        `None` if unknown.
+        `None` if not known.
         """
         if self._law is None or batch == other:
             return self._epochs_ratio(other, batch)
@@ -179,11 +182,15 @@ class ProgressModel:
     def accuracy(self, batch: int, epochs: float, *, of_mean: bool = False) -> Estimate | None:
         """Held-out accuracy after ``epochs`` epochs with ``batch``, a share.
 
-        The mean over the runs with the nearest batch, read off where they had made the same
-        progress; `None` without a run. Past their end it is the last, and the interval reaches up
-        to where an error that falls with the square of the epochs would come. The interval is for
-        what one more run will count; with ``of_mean`` it is what chance makes of their mean, by
-        which recipes are compared.
+        It is the mean over the runs with the nearest batch, at the same progress; `None` without a
+        run. Past the end of the runs it is their last accuracy, and the interval reaches up to the
+        accuracy of an error rate that falls with the square of the epochs.
+
+        Args:
+            batch: Global batch, in samples.
+            epochs: Number of epochs.
+            of_mean: Whether the interval is that of the mean over the runs, by which recipes are
+                compared, rather than that of one more run.
         """
         found = self._read_from(batch, epochs)
         if found is None:
@@ -199,7 +206,7 @@ class ProgressModel:
         scatter = fmean(scatter_of(run.curve, c) for run, c in zip(runs, curves, strict=True))
         counting = counting_error(value, fmean(run.held_out for run in runs))
         error, quantile = between_runs(values, counting)
-        # Epochs are counted on few images as well: that part of their scatter is in `error`.
+        # Scatter between epochs contains the error of counting, which is part of `error` already.
         beyond = sqrt(max(0.0, scatter**2 - counting**2))
         count = len(values)
         off = quantile * hypot(beyond, error * sqrt(1 + 1 / count))
@@ -212,7 +219,7 @@ class ProgressModel:
         )
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
-        """Epochs with ``batch`` that `accuracy` saw, where runs ended before; `None` if all."""
+        """Epochs with ``batch`` that the runs cover; `None` if they cover all of ``epochs``."""
         found = self._read_from(batch, epochs)
         if found is None:
             return None
@@ -221,15 +228,15 @@ class ProgressModel:
         return seen if seen < epochs else None
 
     def _read_from(self, batch: int, epochs: float) -> tuple[list[Run], Estimate] | None:
-        """Runs to read an accuracy off, and epochs with ``batch`` over theirs.
+        """Runs to take an accuracy from, and epochs with ``batch`` over theirs; `None` without any.
 
-        Those nearest in batch and progress together, each counted in doublings; more progress than
-        wanted counts for nothing, and of equally near ones the shortest are taken, whose rate had
-        fallen furthest by then.
+        They are nearest in the sum of two distances, in doublings: of the batch, and of progress
+        that is missing; more progress than wanted is no distance. Of equally near runs the shortest
+        are taken, whose rate had fallen furthest by then.
         """
         ratios = {run.batch: self._epochs_ratio(run.batch, batch) for run in self._runs}
-        told = [(run, ratio) for run in self._runs if (ratio := ratios[run.batch])]
-        if not told:
+        known = [(run, ratio) for run in self._runs if (ratio := ratios[run.batch])]
+        if not known:
             return None
 
         def away(one: tuple[Run, Estimate]) -> tuple[float, float]:
@@ -237,7 +244,7 @@ class ProgressModel:
             short = log2(epochs / (run.length * ratio.value))
             return abs(log2(run.batch / batch)) + max(0.0, short), run.length
 
-        first, ratio = min(told, key=away)
+        first, ratio = min(known, key=away)
         alike = (first.batch, first.length)
         return [run for run in self._runs if (run.batch, run.length) == alike], ratio
 
@@ -252,12 +259,13 @@ class ProgressModel:
         scale, power = self.noise_scale, _POWER[self.scaling]
         if scale is None and power == 1:
             return None
-        worths = [1.0, 1.0, 1.0]  # of a sample in the larger batch, the highest before the lowest
+        # Progress of a sample in the larger batch over that in the smaller: value, high, low.
+        worths = [1.0, 1.0, 1.0]
         if scale is not None:
             known = (scale.value, scale.high, scale.low)
             worths = [(phi + smaller) / (phi + larger) for phi in known]
         growth, least = larger / smaller, (larger / smaller) ** (1 - power)
-        # Epochs grow by the larger batch's B / g, and never by more than the batch does.
+        # Epochs grow by B / g of the larger batch, and by no more than the batch does.
         ends = [min(growth, max(least, 1 / worth)) for worth in worths]
         value, low, high = ends if batch == larger else (1 / ends[0], 1 / ends[2], 1 / ends[1])
         doubt = interval_in_ratio(1.0, Z_975 * LAW_ERROR * log2(growth))
@@ -276,34 +284,38 @@ def fit_progress(
     """Model of progress.
 
     Args:
-        noise: As the probe measured it, early in training.
+        noise: Gradient noise that the probe measured, early in training.
         base_batch: Global batch whose progress per sample counts as 1.
         target: Held-out accuracy to reach, a share; unset: no epochs are predicted.
-        runs: Finished runs of the same task; each is a reference.
+        runs: Finished runs of the same task.
         scaling: How the rate follows the batch; unset: as in the runs, linear without any.
-        notes: What is to be said of the runs; comes first among the model's notes.
+        notes: Notes on the runs, which come first among the model's notes.
     """
-    told = tuple(read_run(run, target) for run in runs if one_batch(run))
+    usable = tuple(read_run(run, target) for run in runs if one_batch(run))
     notes = list(notes)
-    if len(told) < len(runs):
+    if len(usable) < len(runs):
         notes.append("runs whose batch changed, or that were never evaluated, are left out")
-    scale, whence = _noise_scale(noise, told)
+    scale, whence = _noise_scale(noise, usable)
     notes.append(whence)
-    rule = scaling or (told[-1].scaling if told else "linear")
-    found = outcomes_of(told)
+    rule = scaling or (usable[-1].scaling if usable else "linear")
+    found = outcomes_of(usable)
     law = _fit_law(found, rule) if len(found.reached) > 1 else None
     if target is not None:
-        notes.append(_epochs_note(target, told, found, law, rule))
+        notes.append(_epochs_note(target, usable, found, law, rule))
     reference = _reference(found) if len(found.reached) == 1 else None
-    return ProgressModel(scale, tuple(notes), base_batch, rule, law, reference, told, found)
+    return ProgressModel(scale, tuple(notes), base_batch, rule, law, reference, usable, found)
 
 
 def between_runs(values: Sequence[float], counting: float) -> tuple[float, float]:
-    """Standard error of one run's accuracy, and what times it makes a 95 % interval.
+    """Standard error of one run's accuracy, and the factor that makes it a 95 % interval.
 
-    Few runs may be alike by chance, and one tells nothing of it: then it is no less than chance
-    makes of the images, ``counting``, and of seeds. That is the most that counting can make: runs
-    are counted on the same images, of which some are right, or wrong, in all of them.
+    A few runs may be alike by chance. So with few runs the error is no less than that of counting
+    images and of seeds together. It is an upper bound of the error by counting: runs are counted on
+    the same images, some of which all runs get right, or wrong.
+
+    Args:
+        values: Accuracy of each run, a share.
+        counting: Standard error by counting images, a share.
     """
     spread = stdev(values) if len(values) > 1 else 0.0
     if len(values) - 1 >= _MIN_DEGREES:
@@ -312,7 +324,7 @@ def between_runs(values: Sequence[float], counting: float) -> tuple[float, float
 
 
 def _noise_scale(noise: GradientNoise | None, runs: Sequence[Run]) -> tuple[Estimate | None, str]:
-    """The noise scale along runs, or else that of the probe; and a note on it."""
+    """The noise scale of the runs, or else that of the probe; and a note on its origin."""
     logs = [log(run.noise_scale) for run in runs if run.noise_scale]
     if logs:
         spread = stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else 0.0
@@ -329,13 +341,13 @@ def _noise_scale(noise: GradientNoise | None, runs: Sequence[Run]) -> tuple[Esti
 
 
 def _fit_law(found: Outcomes, scaling: Scaling) -> _Law:
-    """The line in B, or with square-root scaling in its root; the other if far better.
+    """The law in B, or with square-root scaling in its root; the other one if far better.
 
-    A run that missed the target, and was longer than it says, pulls it up to its length.
+    Runs that missed the target and were longer than the law's epochs enter with their length.
     """
     reached, power = found.reached, 0.5 if scaling == "sqrt" else 1.0
     other = 1.5 - power
-    # Runs scatter from seed to seed, so the rule's form gives way only to a far better one.
+    # Runs scatter from seed to seed, so the usual form is kept unless the other is far better.
     if len(reached) > 2 and (
         _left_out_error(reached, other) < _FAR_BETTER * _left_out_error(reached, power)
     ):
@@ -359,9 +371,9 @@ def _left_out_error(reached: Mapping[int, Sequence[float]], power: float) -> flo
 
 
 def _reference(found: Outcomes) -> tuple[int, float, float]:
-    """Batch, mean epochs to the target and how far off one more run may be, of one batch's runs.
+    """Batch, mean epochs to the target and 95 % half width of one more run, where one batch ran.
 
-    However many runs there are, the next one scatters as each of them did.
+    The half width is a logarithm. With many runs it stays that of a single run.
     """
     ((batch, reached),) = found.reached.items()
     epochs = [*reached, *found.missed.get(batch, ())]
@@ -396,7 +408,7 @@ def _epochs_note(
 
 
 def product(one: Estimate, other: Estimate) -> Estimate:
-    """Product of two with independent errors, taken as ratios."""
+    """Product of two estimates with independent errors, which are taken as ratios."""
     value = one.value * other.value
     down = hypot(log(one.value / one.low), log(other.value / other.low))
     up = hypot(log(one.high / one.value), log(other.high / other.value))

@@ -1,4 +1,4 @@
-"""Trainings, short or long, as the law of learning sees them."""
+"""Trainings, short or long, as inputs of the law of learning."""
 
 from __future__ import annotations
 
@@ -10,62 +10,60 @@ from batchwright.records import Trial
 from batchwright.records.registries.optimizers import Normal
 
 MIN_STEPS = 25
-"""Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch
-normalization have not settled. So trials have as many, and tell nothing of fewer."""
+"""Fewest steps of a trial, and of a training that trials predict. With fewer than about twenty,
+statistics of batch normalization have not settled, and accuracy is that of guessing."""
 OFFSET_DIGITS = 6
-"""After the point: a rate is the same whatever its last bits are."""
+"""Digits to which offsets of rates are rounded, so that equal rates compare equal."""
 MIN_LEARNT = 0.01
-"""Less than this above guessing, as a share of what is above it, is not told from nothing."""
+"""Least accuracy u above guessing that is distinguished from none."""
 
 
 def above_guessing(accuracy: float, classes: float, most: float) -> float:
-    """Accuracy u freed of guessing, a share, held between `MIN_LEARNT` and ``most``."""
+    """Accuracy u freed of guessing, a share, bounded by `MIN_LEARNT` and ``most``."""
     return min(most, max(MIN_LEARNT, (accuracy - 1 / classes) / (1 - 1 / classes)))
 
 
 def with_guessing(unit: float, classes: float) -> float:
-    """The accuracy, a share, whose part above guessing is u."""
+    """The accuracy, a share, whose part above guessing is ``unit``: the u of the law."""
     return 1 / classes + (1 - 1 / classes) * unit
 
 
 class Observed(NamedTuple):
-    """A training, short or long, of the task; a whole one, or one whose rate is still high."""
+    """An observed training of the task: a whole one, or one whose rate is still high."""
 
-    optimizer: str  # as in a job
+    optimizer: str  # the optimizer, as in a job
     batch: int  # global batch, in samples
-    samples: float  # trained on; a sample twice counts twice
-    accuracy: float  # held out, a share
-    held_out: int  # images that this is over
-    offset: float = 0.0  # as of a `Candidate`
+    samples: float  # samples trained on; a sample that was seen twice counts twice
+    accuracy: float  # held-out accuracy, a share
+    held_out: int  # number of images that the accuracy was counted on
+    offset: float = 0.0  # logarithm of its rate over the usual one, as in a `Candidate`
     diverged: bool = False  # whether gradients or the loss were not finite
-    short: Normal = Normal(0.0, 0.0)  # logit u of a whole training of these samples, less its own
+    # Logit u of a whole training of these samples less that of this one.
+    short: Normal = Normal(0.0, 0.0)
 
     @property
     def training(self) -> Candidate:
-        """What was trained."""
+        """The training, without its result."""
         return Candidate(self.optimizer, self.batch, self.samples, self.offset)
 
 
 class Candidate(NamedTuple):
-    """A training to predict: optimizer, global batch, samples trained on, and its rate.
+    """A training to predict."""
 
-    The rate is given by its offset: the natural logarithm of it over the usual one, that which a
-    plan without trials gives.
-    """
-
-    optimizer: str
-    batch: int
-    samples: float
+    optimizer: str  # the optimizer, as in a job
+    batch: int  # global batch, in samples
+    samples: float  # samples trained on
+    # Natural logarithm of its rate over the usual one, which is the rate of a plan without trials.
     offset: float = 0.0
 
 
 def offset_of(ratio: float) -> float:
-    """Offset of a rate, by it over the usual one."""
+    """Offset of a rate, from its ratio to the usual one."""
     return round(log(ratio), OFFSET_DIGITS)
 
 
 def of_trials(trials: Iterable[Trial]) -> list[Observed]:
-    """What trials showed."""
+    """Trials as observations."""
     return [
         Observed(
             one.optimizer,

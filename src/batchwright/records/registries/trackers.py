@@ -13,8 +13,9 @@ class TrackerSpec:
 
     Attributes:
         name: As in ``--tracker``, before any colon.
-        open: Import string of a function: (place, run) -> what takes the values, a
-            `client.trackers.following.Tracker`; the run is a `client.trackers.following.Tracked`.
+        open: Import string of a function (place, run) that returns a
+            `client.trackers.following.Tracker`; ``run`` is a
+            `client.trackers.following.TrackedRun`.
         package: What is imported for it.
         place: What may stand behind the colon, in words.
         folder: Whether that is a folder.

@@ -1,3 +1,3 @@
-"""The routes under /v1 and those for operators. Handlers parse, call the store or a function of the
-library, and hand on the answer; each says by `access.need` who may call it.
+"""The routes under /v1 and those for operators. A handler calls the store or a function of the
+library and returns its answer; `access.need` says which scopes its caller needs.
 """

@@ -1,4 +1,6 @@
-"""Artifacts: files of jobs, which agents bring and others fetch; streams, never whole in memory."""
+"""Artifacts: files of jobs, which agents upload and clients download as streams, never whole in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,19 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from batchwright.records.service import ArtifactInfo, ArtifactName, Identifier, JobArtifacts
-from batchwright.service.access import Stored, Submitter, need, own
+from batchwright.service.access import StoreDep, Submitter, need, require_owner
 from batchwright.service.api.jobs import JobId
 from batchwright.service.problems import Conflict, NoRoom, Refused, TooMany, Unavailable
 from batchwright.service.store import Store
 from batchwright.service.store.artifact_place import PIECE
-from batchwright.service.store.artifacts import Coming
+from batchwright.service.store.artifacts import Upload
 from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/v1/jobs", tags=["artifacts"])
 
 STALL_SECONDS, STALL_BYTES = 60.0, 2**20
-"""An upload of which less comes in so long is given up: each has a place that others wait for."""
+"""An upload that brings less than so many bytes in so many seconds is given up, for others that
+wait."""
 
 Named = Annotated[ArtifactName, Path(description="Which of them.")]
 Key = Annotated[
@@ -46,22 +49,25 @@ _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 
 
 class Transfers:
-    """Counts what comes and goes at the same time: each has a piece in memory.
+    """Limits the uploads and downloads at the same time, each of which has a piece in memory.
 
     Args:
-        most: How many there may be.
+        most: Maximum number of transfers.
+
+    Attributes:
+        threads: Limiter of the uploads' threads, so that they take none from other requests.
     """
 
     def __init__(self, most: int) -> None:
         self._free = threading.BoundedSemaphore(most)
-        self.threads = CapacityLimiter(most)  # so that uploads take none from other requests
+        self.threads = CapacityLimiter(most)
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Inside, there is one more.
+        """Inside, one more transfer is in progress.
 
         Raises:
-            TooMany: There are too many.
+            TooMany: The maximum is reached.
         """
         if not self._free.acquire(blocking=False):
             raise TooMany("too many artifacts come and go just now: try again in a while", 5.0)
@@ -72,7 +78,9 @@ class Transfers:
 
 
 @router.get("/{job}/artifacts")
-def list_artifacts(store: Stored, caller: AnyReader, job: JobId, lease: Key = None) -> JobArtifacts:
+def list_artifacts(
+    store: StoreDep, caller: AnyReader, job: JobId, lease: Key = None
+) -> JobArtifacts:
     """Logs, checkpoints and reports of a job that are kept here, and how much more may be."""
     refuse_strangers(store, caller, job, lease)
     return store.artifacts.of(job)
@@ -85,7 +93,7 @@ def list_artifacts(store: Stored, caller: AnyReader, job: JobId, lease: Key = No
     responses={200: {"content": _BYTES, "description": "The file."}},
 )
 def get_artifact(
-    request: Request, store: Stored, caller: AnyReader, job: JobId, name: Named, lease: Key = None
+    request: Request, store: StoreDep, caller: AnyReader, job: JobId, name: Named, lease: Key = None
 ) -> Response:
     """One of them, whole. `Repr-Digest` is the SHA-256 that it was brought with."""
     refuse_strangers(store, caller, job, lease)
@@ -98,7 +106,7 @@ def get_artifact(
 )
 async def put_artifact(
     request: Request,
-    store: Stored,
+    store: StoreDep,
     caller: Bringer,
     job: JobId,
     name: Named,
@@ -124,28 +132,28 @@ async def put_artifact(
     transfers: Transfers = request.app.state.transfers
     sha256 = base64.b64decode(digest.removeprefix("sha-256=:")[:-1]).hex()
 
-    def take() -> ArtifactInfo:
+    def receive() -> ArtifactInfo:
         refuse_strangers(store, caller, job, lease, always=True)
-        coming = store.artifacts.begin(job, name, lease, size=length, sha256=sha256)
+        upload = store.artifacts.begin(job, name, lease, size=length, sha256=sha256)
         try:
-            _write(request, store, coming, length, sha256)
-            return store.artifacts.finish(coming)
+            _write(request, store, upload, length, sha256)
+            return store.artifacts.finish(upload)
         except BaseException:
-            store.artifacts.give_up(coming)
+            store.artifacts.give_up(upload)
             raise
         finally:
-            request.app.state.remover.soon()  # what it replaced, or what came of it
+            request.app.state.remover.soon()  # the former artifact, or what is left of the upload
 
-    with transfers.one():  # before there is a thread: one that waited for that would not be told
-        return await to_thread.run_sync(take, limiter=transfers.threads)
+    with transfers.one():  # before a thread is taken: with one too many, that would wait
+        return await to_thread.run_sync(receive, limiter=transfers.threads)
 
 
 @router.delete("/{job}/artifacts/{name}", status_code=204)
 def delete_artifact(
-    request: Request, store: Stored, caller: Submitter, job: JobId, name: Named
+    request: Request, store: StoreDep, caller: Submitter, job: JobId, name: Named
 ) -> None:
     """Delete one of them, to make room."""
-    own(caller, store.jobs.owner(job))
+    require_owner(caller, store.jobs.owner(job))
     store.artifacts.delete(job, name)
     store.audit.note(caller.name, "artifact.delete", job, name)
     request.app.state.remover.soon()
@@ -154,11 +162,18 @@ def delete_artifact(
 def refuse_strangers(
     store: Store, caller: Caller, job: str, lease: str | None, *, always: bool = False
 ) -> None:
-    """Nothing, if the caller may read everything, or has the job.
+    """Refuse a caller that may not read everything and whose agent does not have the job.
+
+    Args:
+        store: The store.
+        caller: The caller.
+        job: Identifier of the job.
+        lease: Key of the job's newest lease, as the caller says.
+        always: Whether the caller's agent must have the job even if the caller may read everything.
 
     Raises:
         NotFound: There is no such job.
-        Conflict: It is, or was, another agent's.
+        Conflict: The job is, or was, another token's agent's.
     """
     agent = store.jobs.agent(job)
     if caller.may("read") and not always:
@@ -169,7 +184,7 @@ def refuse_strangers(
 
 
 def handed_out(request: Request, store: Store, job: str, name: ArtifactName) -> Response:
-    """A file of a job as an answer; a browser saves it and never shows it as a page."""
+    """An artifact as an answer; a browser saves it and never shows it as a page."""
     identifier, info = store.artifacts.find(job, name)
 
     def pieces() -> Generator[bytes]:
@@ -180,7 +195,7 @@ def handed_out(request: Request, store: Store, job: str, name: ArtifactName) -> 
                 yield piece
 
     body = pieces()
-    next(body)  # opened: what cannot be is answered as such, and what is begun is closed at its end
+    next(body)  # opens the file: an error is answered as such, as the answer has not begun yet
     return _Closing(
         body,
         media_type="application/octet-stream",
@@ -194,8 +209,8 @@ def handed_out(request: Request, store: Store, job: str, name: ArtifactName) -> 
 
 
 class _Closing(StreamingResponse):
-    """Closes what it sends as soon as it ends, also where the client has gone: else the place of a
-    transfer is taken until Python looks for circles, of which the cancelled sending is one.
+    """Closes its body as soon as it ends, also where the client has disconnected: otherwise the
+    transfer would count until Python collects the reference cycle of the cancelled task.
     """
 
     def __init__(self, body: Generator[bytes], **named: Any) -> None:
@@ -203,7 +218,7 @@ class _Closing(StreamingResponse):
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the answer."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -211,25 +226,26 @@ class _Closing(StreamingResponse):
                 await to_thread.run_sync(self._body.close)
 
 
-def _write(request: Request, store: Store, coming: Coming, length: int, sha256: str) -> None:
-    """Write what comes, piece by piece; fails unless it is what was said.
+def _write(request: Request, store: Store, upload: Upload, length: int, sha256: str) -> None:
+    """Write the body of an upload, whose length and digest were announced, piece by piece.
 
     Raises:
-        Refused: It is longer or shorter, or another.
-        Unavailable: The disk cannot be written; then the rest is read as for `NoRoom`.
-        NoRoom: The disk is full; the rest is read all the same, so that the sender hears of it.
+        Refused: The body has another length or digest.
+        Unavailable: The place cannot be written.
+        NoRoom: The place is full. In both cases the rest of the body is read, as a client that is
+            still sending would not get the answer.
     """
-    found, size, pieces = hashlib.sha256(), 0, _arriving(request.stream())
+    digest, size, pieces = hashlib.sha256(), 0, _arriving(request.stream())
     try:
-        with store.artifacts.place.writing(coming.id) as file:
+        with store.artifacts.place.writing(upload.id) as file:
             for piece in pieces:
                 size += len(piece)
                 if size > length:
                     break
-                found.update(piece)
+                digest.update(piece)
                 file.write(piece)
-            if size != length or found.hexdigest() != sha256:
-                raise Refused(f"{coming.name} is not what was announced: send it again")
+            if size != length or digest.hexdigest() != sha256:
+                raise Refused(f"{upload.name} is not what was announced: send it again")
     except (NoRoom, Unavailable):
         for _ in pieces:
             pass
@@ -237,19 +253,19 @@ def _write(request: Request, store: Store, coming: Coming, length: int, sha256: 
 
 
 def _arriving(stream: AsyncIterator[bytes]) -> Iterator[bytes]:
-    """What comes over the wire, for a thread.
+    """Pieces of a body as they arrive, for a thread.
 
     Raises:
-        Refused: The sender has gone, or too little comes.
+        Refused: The client has disconnected, or is too slow.
     """
     end, left = time.monotonic() + STALL_SECONDS, STALL_BYTES
 
-    async def following() -> bytes | None:
+    async def next_piece() -> bytes | None:
         with anyio.fail_after(end - time.monotonic()):
             return await anext(stream, None)
 
     try:
-        while (piece := from_thread.run(following)) is not None:
+        while (piece := from_thread.run(next_piece)) is not None:
             yield piece
             left -= len(piece)
             if left <= 0:

@@ -1,6 +1,7 @@
-"""Routes that read their JSON body before FastAPI does, and away from everybody else's answers.
+"""Routes that parse their JSON body before FastAPI does, without delaying other answers.
 
-FastAPI parses and checks bodies on the event loop. A record that was read before it leaves alone.
+FastAPI parses and validates bodies on the event loop; a record that is parsed already it does not
+parse again.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from batchwright.service.middleware.bodies import body_of, is_json
 from batchwright.service.reading import read, read_json
 
 TINY_BYTES = 8 * 1024
-"""Largest body that is read at once: another thread would take longer to begin."""
+"""Maximum size of a body that is parsed on the event loop: a thread would take longer to begin."""
 
 
 class BodyRoute(APIRoute):
-    """A route whose body is a record. Who may not ask is told so before anything is read."""
+    """A route whose body is a record. Access is checked before the body is parsed."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, called with a request whose body was read."""
+        """The handler of requests; those without a JSON body are left to FastAPI."""
         handle, field = super().get_route_handler(), self.body_field
         model = field.field_info.annotation if field is not None else None
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return handle
-        checks = [one.call for one in self.dependant.dependencies if hasattr(one.call, "needed")]
+        dependencies = [each.call for each in self.dependant.dependencies]
+        checks = [call for call in dependencies if hasattr(call, "needed")]  # see `access.need`
 
         async def read_first(request: Request) -> Response:
             for check in checks:
@@ -45,14 +47,14 @@ class BodyRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """A request whose JSON is a record already."""
+    """A request whose JSON is parsed into a record."""
 
     def __init__(self, request: Request, record: BaseModel) -> None:
         super().__init__(request.scope, request.receive)
         self._record = record
 
     async def body(self) -> bytes:
-        """Something that is not empty."""
+        """A body that is not empty, so that FastAPI asks for `json`."""
         return b"{}"
 
     async def json(self) -> BaseModel:

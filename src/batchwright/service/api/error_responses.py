@@ -1,4 +1,4 @@
-"""How a problem becomes an answer: JSON to programs, a page to people."""
+"""Answers to requests that fail: JSON to programs, a page to people."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FOR_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics")
 
 
 class Broken(ServiceProblem):
-    """A mistake of ours; what it was is in the log."""
+    """A mistake of the service, which is described in its log."""
 
     status = 500
 
 
 def answer(request: Request, problem: ServiceProblem) -> Response:
-    """The answer that tells of ``problem``."""
+    """The answer to a request that failed because of ``problem``."""
     response: Response
     if is_for_programs(request):
         detail = problem.detail[:MAX_CHARACTERS]
@@ -53,7 +53,7 @@ def is_for_programs(request: Request) -> bool:
 
 
 def problem_of(error: Exception) -> ServiceProblem:
-    """What to tell of an exception. Of one that nobody foresaw, nothing but that it happened."""
+    """The problem to answer an exception with; an unexpected one is not described to the client."""
     if isinstance(error, ServiceProblem):
         return error
     if isinstance(error, BatchwrightError):
@@ -62,8 +62,8 @@ def problem_of(error: Exception) -> ServiceProblem:
         first = error.errors()[0]
         return Refused(problem_line(first, first["loc"]))
     if isinstance(error, ValidationError):  # requests are read elsewhere
-        told = first_problem(error, "its key ")
-        return Conflict(f"this was stored by another version, and cannot be read by this: {told}")
+        why = first_problem(error, "its key ")
+        return Conflict(f"this was stored by another version, and cannot be read by this: {why}")
     if isinstance(error, HTTPException) and error.status_code == NotFound.status:
         return NotFound("there is nothing at this address")
     if isinstance(error, HTTPException):

@@ -26,27 +26,27 @@ _VALUES: dict[str, Any] = {
     "network": "resnet8",
     "reason": "epochs take 1.4 s, not the predicted 1.0 s",
 }
-"""By the name of the field or parameter; of what is not here, the simplest that may be."""
+"""By name of the field or parameter; any other gets the simplest value that its schema allows."""
 
 
 def described(app: FastAPI) -> dict[str, Any]:
-    """The description; made once for each app."""
-    made: dict[str, Any] | None = getattr(app.state, "description", None)
-    if made is None:
-        made = app.openapi()
+    """The OpenAPI description of an app, made once."""
+    description: dict[str, Any] | None = getattr(app.state, "description", None)
+    if description is None:
+        description = app.openapi()
         template = "#/components/schemas/{model}"
         batch = RecordBatch.model_json_schema(ref_template=template)
-        made["components"]["schemas"] |= batch.pop("$defs") | {"RecordBatch": batch}
-        told = demo()
-        plan, profile = told["introduction"]["plan"], told["introduction"]["profile"]
+        description["components"]["schemas"] |= batch.pop("$defs") | {"RecordBatch": batch}
+        run = demo()
+        plan, profile = run["introduction"]["plan"], run["introduction"]["profile"]
         plan |= {"considered": [], "knees": [], "held_out": [], "reasons": plan["reasons"][:1]}
-        summary = told["end"]["summary"]
+        summary = run["end"]["summary"]
         summary |= {"plan": plan, "epochs": summary["epochs"][:1]}
         documents = {"Plan": plan, "Profile": profile, "RunSummary": summary}
-        known = made["components"]["schemas"] | {
+        known = description["components"]["schemas"] | {
             name: {"const": document} for name, document in documents.items()
         }
-        for path in made["paths"].values():
+        for path in description["paths"].values():
             for operation in path.values():
                 for body in (operation.get("requestBody", {}), *operation["responses"].values()):
                     for content in body.get("content", {}).values():
@@ -54,12 +54,18 @@ def described(app: FastAPI) -> dict[str, Any]:
                 for parameter in operation.get("parameters", ()):
                     name, schema = parameter["name"], parameter["schema"]
                     parameter["example"] = example_of(schema, known, name)
-        app.state.description = made  # whole: others may ask meanwhile
-    return made
+        app.state.description = description  # only once complete: other threads may read it
+    return description
 
 
 def example_of(schema: dict[str, Any], known: dict[str, Any], name: str = "") -> Any:
-    """A value that a schema allows; ``known`` are those that others refer to by name."""
+    """A value that a schema allows.
+
+    Args:
+        schema: The JSON schema.
+        known: By name, the schemas that others refer to.
+        name: Name of the field or parameter.
+    """
     if "$ref" in schema:
         return example_of(known[schema["$ref"].rpartition("/")[2]], known, name)
     for several in ("anyOf", "oneOf"):

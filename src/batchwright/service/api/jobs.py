@@ -1,4 +1,4 @@
-"""Jobs: submitted and approved by people, carried out by agents, which ask for something to do."""
+"""Jobs, which people submit and approve; and agents, which lease them and report on them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from batchwright.records.service import (
     LeaseRequest,
     Name,
 )
-from batchwright.service.access import Reader, Reporter, Stored, Submitter, own
+from batchwright.service.access import Reader, Reporter, StoreDep, Submitter, require_owner
 from batchwright.service.api.body_route import BodyRoute
+from batchwright.service.job_states import LEASE_LOST
+from batchwright.service.plan_answers import checked_documents
 from batchwright.service.problems import Conflict, NotFound, Refused
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
@@ -34,10 +36,10 @@ AgentName = Annotated[Name, Path(description="The agent's name.")]
 
 
 @router.post("", status_code=201)
-def submit_job(store: Stored, caller: Submitter, submission: JobSubmission) -> JobInfo:
+def submit_job(store: StoreDep, caller: Submitter, submission: JobSubmission) -> JobInfo:
     """Queue a job. Its keys are checked here; data and network are looked at by its agent."""
     job = change_job(Job(), submission.job)
-    told = store.jobs.submit(
+    info = store.jobs.submit(
         submission.name,
         job,
         auto=submission.auto,
@@ -45,13 +47,13 @@ def submit_job(store: Stored, caller: Submitter, submission: JobSubmission) -> J
         needs=submission.needs,
         keep_seconds=submission.keep_seconds,
     )
-    store.audit.note(caller.name, "job.submit", told.id, submission.name)
-    return told
+    store.audit.note(caller.name, "job.submit", info.id, submission.name)
+    return info
 
 
 @router.get("")
 def list_jobs(
-    store: Stored,
+    store: StoreDep,
     _caller: Reader,
     limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
     before: Annotated[
@@ -64,7 +66,7 @@ def list_jobs(
 
 
 @router.get("/{job}")
-def get_job(store: Stored, _caller: Reader, job: JobId) -> JobInfo:
+def get_job(store: StoreDep, _caller: Reader, job: JobId) -> JobInfo:
     """A job and where it stands."""
     return store.jobs.get(job)
 
@@ -74,7 +76,7 @@ def get_job(store: Stored, _caller: Reader, job: JobId) -> JobInfo:
     response_model=None,
     responses={200: {"model": Profile, "description": "The profile."}},
 )
-def get_profile(store: Stored, _caller: Reader, job: JobId) -> Response:
+def get_profile(store: StoreDep, _caller: Reader, job: JobId) -> Response:
     """What was measured for a job, as the file that `batchwright probe` writes."""
     return _file(store.jobs.profile(job), "profile")
 
@@ -84,32 +86,32 @@ def get_profile(store: Stored, _caller: Reader, job: JobId) -> Response:
     response_model=None,
     responses={200: {"model": Plan, "description": "The plan."}},
 )
-def get_plan(store: Stored, _caller: Reader, job: JobId) -> Response:
+def get_plan(store: StoreDep, _caller: Reader, job: JobId) -> Response:
     """The plan of a job, as the file that `batchwright plan` writes."""
     return _file(store.jobs.plan(job), "plan")
 
 
 @router.post("/{job}/approve")
-def approve_job(store: Stored, caller: Submitter, job: JobId) -> JobInfo:
+def approve_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
     """Let a job be trained by the plan that waits."""
-    own(caller, store.jobs.owner(job))
-    told = store.jobs.approve(job)
+    require_owner(caller, store.jobs.owner(job))
+    info = store.jobs.approve(job)
     store.audit.note(caller.name, "job.approve", job)
-    return told
+    return info
 
 
 @router.post("/{job}/cancel")
-def cancel_job(store: Stored, caller: Submitter, job: JobId) -> JobInfo:
+def cancel_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
     """End a job; an agent that works on it is told to stop."""
-    own(caller, store.jobs.owner(job))
-    told = store.jobs.cancel(job)
+    require_owner(caller, store.jobs.owner(job))
+    info = store.jobs.cancel(job)
     store.audit.note(caller.name, "job.cancel", job)
-    return told
+    return info
 
 
 @router.post("/{job}/progress")
 def report_progress(
-    store: Stored, caller: Reporter, job: JobId, progress: JobProgress
+    store: StoreDep, caller: Reporter, job: JobId, progress: JobProgress
 ) -> JobOrders:
     """Tell of a job that an agent works on; with the lease's key alone it is a heartbeat.
 
@@ -117,13 +119,11 @@ def report_progress(
     """
     agent = store.jobs.agent(job)
     if agent is not None and not caller.owns(store.agents.owner(agent)):
-        # Most likely it was the caller's until its agent fell silent: 403 would not tell it so.
-        raise Conflict("the lease of this job was lost: stop working on it, and lease again")
+        # Not 403: most likely the caller's agent had the job until it fell silent.
+        raise Conflict(LEASE_LOST)
     documents = progress.profile is not None or progress.plan is not None
     if documents and (asked := store.jobs.asked(job, progress.key)) is not None:
-        from batchwright.service.job_documents import checked  # the planner
-
-        progress = checked(*asked, progress)
+        progress = checked_documents(*asked, progress)
     orders = store.jobs.progress(job, progress)
     if progress.state is not None:
         said = f"{agent or ''}{f': {progress.reason}' if progress.reason else ''}"
@@ -138,14 +138,14 @@ def _file(record: Record | None, what: str) -> Response:
 
 
 @agents_router.get("")
-def list_agents(store: Stored, _caller: Reader) -> list[AgentInfo]:
+def list_agents(store: StoreDep, _caller: Reader) -> list[AgentInfo]:
     """All agents, by name."""
     return store.agents.list()
 
 
 @agents_router.put("/{agent}")
 def introduce_agent(
-    store: Stored, caller: Reporter, agent: AgentName, introduction: AgentIntroduction
+    store: StoreDep, caller: Reporter, agent: AgentName, introduction: AgentIntroduction
 ) -> AgentInfo:
     """Tell that an agent is there, and what it carries out.
 
@@ -154,9 +154,9 @@ def introduce_agent(
     """
     if introduction.name != agent:
         raise Refused("the name in the address and the one in the body differ: send the same")
-    told = store.agents.introduce(introduction, caller.name)
-    store.audit.note(caller.name, "agent.introduce", told.name, ", ".join(introduction.allow))
-    return told
+    info = store.agents.introduce(introduction, caller.name)
+    store.audit.note(caller.name, "agent.introduce", info.name, ", ".join(introduction.allow))
+    return info
 
 
 @agents_router.post(
@@ -168,13 +168,13 @@ def introduce_agent(
     },
 )
 def lease_job(
-    store: Stored,
+    store: StoreDep,
     caller: Reporter,
     agent: AgentName,
     request: Annotated[LeaseRequest, Body(default_factory=LeaseRequest)],
 ) -> Response:
     """Ask for something to do. Of several agents that ask, one gets a job."""
-    own(caller, store.agents.owner(agent))
+    require_owner(caller, store.agents.owner(agent))
     lease = store.jobs.lease(agent, request.session)
     if lease is None:
         return Response(status_code=204)

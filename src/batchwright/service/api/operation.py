@@ -1,4 +1,4 @@
-"""For operators and programs: whether the service lives, what it has counted, what can be asked."""
+"""Health, metrics and the OpenAPI description, for operators and programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from batchwright.errors import BatchwrightError
 from batchwright.records import Record
-from batchwright.service.access import Stored, need, open_to_all
+from batchwright.service.access import StoreDep, need, open_to_all
 from batchwright.service.api.examples import described
 from batchwright.service.problems import Unavailable
 
@@ -30,7 +30,7 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", dependencies=[open_to_all()])
-def readyz(store: Stored) -> Health:
+def readyz(store: StoreDep) -> Health:
     """Whether the database answers, is of this version, and takes writes."""
     try:
         store.check()

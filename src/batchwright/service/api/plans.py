@@ -1,6 +1,4 @@
-"""Plans on demand: profiles and a goal in, a plan with its reasons out; and profiles that are kept
-to plan from.
-"""
+"""Plans on demand, from profiles and job keys; and profiles that are kept to plan from."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from batchwright.records import Plan, Profile, Record
 from batchwright.records.base import NonNegative, record_text
 from batchwright.records.service import Identifier, NewProfile, PlanRequest
-from batchwright.service.access import Reader, Stored, Submitter, own
+from batchwright.service.access import Reader, StoreDep, Submitter, require_owner
 from batchwright.service.api.body_route import BodyRoute
 from batchwright.service.plan_answers import planned
 
@@ -36,7 +34,7 @@ def make_plan(_caller: Reader, request: PlanRequest) -> Response:
 
 
 @profiles_router.post("", status_code=201)
-def add_profile(store: Stored, caller: Submitter, new: NewProfile) -> StoredProfile:
+def add_profile(store: StoreDep, caller: Submitter, new: NewProfile) -> StoredProfile:
     """Keep a profile; it belongs to this token."""
     identifier = store.profiles.add(new.name, new.profile, caller.name)
     store.audit.note(caller.name, "profile.add", identifier, new.name)
@@ -45,25 +43,25 @@ def add_profile(store: Stored, caller: Submitter, new: NewProfile) -> StoredProf
 
 @profiles_router.get("")
 def list_profiles(
-    store: Stored,
+    store: StoreDep,
     _caller: Reader,
     limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 100,
 ) -> list[StoredProfile]:
     """Kept profiles, newest first."""
-    found = store.profiles.list(limit)
-    return [StoredProfile(id=one.id, name=one.name, created=one.created) for one in found]
+    infos = store.profiles.list(limit)
+    return [StoredProfile(id=info.id, name=info.name, created=info.created) for info in infos]
 
 
 @profiles_router.get("/{profile}")
-def get_profile(store: Stored, _caller: Reader, profile: ProfileId) -> Profile:
+def get_profile(store: StoreDep, _caller: Reader, profile: ProfileId) -> Profile:
     """A kept profile."""
     return store.profiles.get(profile)
 
 
 @profiles_router.delete("/{profile}", status_code=204)
-def delete_profile(store: Stored, caller: Submitter, profile: ProfileId) -> Response:
+def delete_profile(store: StoreDep, caller: Submitter, profile: ProfileId) -> Response:
     """Delete a kept profile; plans that came of it stay."""
-    own(caller, store.profiles.owner(profile))
+    require_owner(caller, store.profiles.owner(profile))
     store.profiles.delete(profile)
     store.audit.note(caller.name, "profile.delete", profile)
     return Response(status_code=204)

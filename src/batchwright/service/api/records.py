@@ -1,4 +1,4 @@
-"""Records of runs: taken in order and once each, handed out all or evenly spaced."""
+"""Records of runs: stored in order and once each; read page by page, or evenly spaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
-from batchwright.service.access import Reader, Reporter, Stored
+from batchwright.service.access import Reader, Reporter, StoreDep
 from batchwright.service.api.runs import RunId
 from batchwright.service.middleware.bodies import body_of, is_json
 from batchwright.service.problems import Refused
@@ -21,13 +21,13 @@ from batchwright.service.store.lines import read_batch
 router = APIRouter(prefix="/v1/runs", tags=["records"])
 
 READERS = 2
-"""Threads that read batches: more of them would only take turns."""
+"""Threads that parse batches: more of them would only take turns with Python's lock."""
 
 BATCH = {
     "required": True,
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RecordBatch"}}},
 }
-"""The body of the request, for the description: it is read here, straight from its bytes."""
+"""The body of the request, for the OpenAPI description: the route parses it itself."""
 
 
 Kind = Annotated[
@@ -41,7 +41,7 @@ Kind = Annotated[
 
 @router.post("/{run}/records", openapi_extra={"requestBody": BATCH})
 async def append_records(
-    request: Request, store: Stored, caller: Reporter, run: RunId
+    request: Request, store: StoreDep, caller: Reporter, run: RunId
 ) -> RecordsTaken:
     """Store records. When this answers they are there for good; what was sent before is skipped.
 
@@ -56,8 +56,8 @@ async def append_records(
         batch = read_batch(body, partial(store.records.data, run))
         return batch, store.records.deliver(run, batch, caller)
 
-    batch, told = await to_thread.run_sync(read, limiter=request.app.state.readers)
-    taken = await wrap_future(told)
+    batch, result = await to_thread.run_sync(read, limiter=request.app.state.readers)
+    taken = await wrap_future(result)
     request.app.state.meters.records.inc(len(batch.records))
     if any(line.kind == "epoch" for line in batch.records):
         request.app.state.adviser.add(run)
@@ -70,7 +70,7 @@ async def append_records(
     responses={200: {"model": RecordPage, "description": "The records."}},
 )
 def get_records(
-    store: Stored,
+    store: StoreDep,
     _caller: Reader,
     run: RunId,
     kind: Kind = None,
@@ -87,7 +87,7 @@ def get_records(
 ) -> StreamingResponse:
     """Records: with `most` and `kind` evenly spaced ones of the whole run, else page by page."""
     if most is not None and kind is not None:
-        found = store.records.spaced(run, kind, most)
+        stored = store.records.spaced(run, kind, most)
     else:
-        found = store.records.following(run, kind, after, limit)
-    return StreamingResponse(found.pieces(), media_type="application/json")
+        stored = store.records.following(run, kind, after, limit)
+    return StreamingResponse(stored.pieces(), media_type="application/json")

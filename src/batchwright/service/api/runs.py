@@ -19,7 +19,7 @@ from batchwright.records.service import (
     RunIntroduction,
     RunState,
 )
-from batchwright.service.access import Reader, Reporter, Stored, need, own
+from batchwright.service.access import Reader, Reporter, StoreDep, need, require_owner
 from batchwright.service.api.body_route import BodyRoute
 from batchwright.service.problems import NotFound
 from batchwright.service.store.tokens import Caller
@@ -34,7 +34,7 @@ RunId = Annotated[
 
 @router.get("")
 def list_runs(
-    store: Stored,
+    store: StoreDep,
     _caller: Reader,
     limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
     before: Annotated[
@@ -56,40 +56,40 @@ def list_runs(
 
 @router.put("/{run}")
 def introduce_run(
-    store: Stored, caller: Reporter, run: RunId, introduction: RunIntroduction
+    store: StoreDep, caller: Reporter, run: RunId, introduction: RunIntroduction
 ) -> RunInfo:
     """Introduce a run, or tell that one which had stopped goes on. It belongs to this token."""
-    told = store.runs.introduce(run, introduction, caller.name)
+    info = store.runs.introduce(run, introduction, caller.name)
     store.audit.note(caller.name, "run.introduce", run, introduction.name)
-    return told
+    return info
 
 
 @router.get("/{run}")
-def get_run(store: Stored, _caller: Reader, run: RunId) -> RunInfo:
+def get_run(store: StoreDep, _caller: Reader, run: RunId) -> RunInfo:
     """A run, without its records."""
     return store.runs.get(run)
 
 
 @router.put("/{run}/alive")
-def alive(store: Stored, caller: Reporter, run: RunId) -> RecordsTaken:
+def alive(store: StoreDep, caller: Reporter, run: RunId) -> RecordsTaken:
     """Tell that a run goes on while it has nothing to report."""
-    own(caller, store.runs.owner(run))
+    require_owner(caller, store.runs.owner(run))
     return store.runs.alive(run)
 
 
 @router.put("/{run}/end")
-def end_run(store: Stored, caller: Reporter, run: RunId, end: RunEnd) -> RunInfo:
+def end_run(store: StoreDep, caller: Reporter, run: RunId, end: RunEnd) -> RunInfo:
     """Tell how a run ended."""
-    own(caller, store.runs.owner(run))
-    told = store.runs.end(run, end)
+    require_owner(caller, store.runs.owner(run))
+    info = store.runs.end(run, end)
     store.audit.note(caller.name, "run.end", run, end.outcome)
-    return told
+    return info
 
 
 @router.delete("/{run}", status_code=204)
-def delete_run(request: Request, store: Stored, caller: Reporter, run: RunId) -> Response:
+def delete_run(request: Request, store: StoreDep, caller: Reporter, run: RunId) -> Response:
     """Delete a run with its records and advice: nobody finds it any more when this answers."""
-    own(caller, store.runs.owner(run))
+    require_owner(caller, store.runs.owner(run))
     store.runs.delete(run)
     request.app.state.remover.soon()
     store.audit.note(caller.name, "run.delete", run)
@@ -97,49 +97,49 @@ def delete_run(request: Request, store: Stored, caller: Reporter, run: RunId) ->
 
 
 @router.get("/{run}/plan")
-def get_plan(store: Stored, _caller: Reader, run: RunId) -> Plan:
+def get_plan(store: StoreDep, _caller: Reader, run: RunId) -> Plan:
     """The plan that a run follows now."""
     return store.runs.plan(run)
 
 
 @router.get("/{run}/profile")
-def get_profile(store: Stored, _caller: Reader, run: RunId) -> Profile:
+def get_profile(store: StoreDep, _caller: Reader, run: RunId) -> Profile:
     """What a run's plan was made from."""
-    found = store.runs.profile(run)
-    if found is None:
+    profile = store.runs.profile(run)
+    if profile is None:
         raise NotFound("this run was introduced without a profile")
-    return found
+    return profile
 
 
 @router.get("/{run}/summary")
-def get_summary(store: Stored, _caller: Reader, run: RunId) -> RunSummary:
+def get_summary(store: StoreDep, _caller: Reader, run: RunId) -> RunSummary:
     """The summary of a finished run."""
-    found = store.runs.summary(run)
-    if found is None:
+    summary = store.runs.summary(run)
+    if summary is None:
         raise NotFound("this run has no summary: it has not finished")
-    return found
+    return summary
 
 
 @advice_router.get("")
 def list_advice(
-    store: Stored, caller: Annotated[Caller, need("read", "report")], run: RunId
+    store: StoreDep, caller: Annotated[Caller, need("read", "report")], run: RunId
 ) -> list[Advice]:
     """All advice to a run, the oldest first. Whoever reports the run may read it, too."""
     if not caller.may("read"):
-        own(caller, store.runs.owner(run))
+        require_owner(caller, store.runs.owner(run))
     return store.advice.list(run)
 
 
 @advice_router.put("/{number}/taken")
 def take_advice(
-    store: Stored,
+    store: StoreDep,
     caller: Reporter,
     run: RunId,
     number: Annotated[int, Path(ge=1, le=2**31 - 1, description="Of the advice.")],
     taken: AdviceTaken,
 ) -> Advice:
     """Tell that a run follows an advice from an epoch on."""
-    own(caller, store.runs.owner(run))
-    told = store.advice.taken(run, number, taken.epoch)
+    require_owner(caller, store.runs.owner(run))
+    advice = store.advice.taken(run, number, taken.epoch)
     store.audit.note(caller.name, "advice.take", run, f"{number}, from epoch {taken.epoch + 1}")
-    return told
+    return advice

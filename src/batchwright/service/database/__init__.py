@@ -1,1 +1,1 @@
-"""Tables, their migrations, and how a database is opened."""
+"""The database: its tables, their migrations, and the engine."""

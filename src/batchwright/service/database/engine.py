@@ -1,8 +1,8 @@
-"""How a database is opened, and how a transaction begins.
+"""The engine of a database, and its transactions.
 
-SQLite lives in one file, in write-ahead mode: readers never wait for the writer. Its commits are
-synced (``synchronous=FULL``), so what was acknowledged survives the end of the process and a loss
-of power, as far as the disk keeps what it says it has written.
+SQLite is used in write-ahead mode: readers never wait for the writer. Its commits are synced
+(``synchronous=FULL``), so what was acknowledged survives the end of the process and a loss of
+power, as far as the disk keeps what it says it has written.
 """
 
 from __future__ import annotations
@@ -42,37 +42,40 @@ BUSY_SECONDS = 30.0
 """How long SQLite waits for another process that writes, such as ``batchwright token``."""
 
 BUSY_PAUSE = 0.01
-"""Seconds between two looks where SQLite itself does not wait."""
+"""Seconds between two attempts where SQLite itself does not wait."""
 
 LOOK_SECONDS = 5.0
-"""Between two looks whether the database takes writes; anybody may ask for one."""
+"""Minimum time between two writes that only test whether the database takes them."""
 
 _CHANGES_NOTHING = text("UPDATE alembic_version SET version_num = version_num")
 
 LOG_PAGES = 4000
-"""Length of SQLite's log (16 MiB, four times the usual), from which on whoever has just committed
-moves it into the file and syncs that, too, while all others who write wait."""
+"""Length of SQLite's log, in pages, at which a commit moves the log into the file and syncs the
+file, while all other writers wait: 16 MiB, four times the default."""
 
 CONNECTIONS = 48
-"""At once; more than the threads that answer requests."""
+"""Maximum number of connections; more than the threads that answer requests."""
 
 
 WriteMeter = Callable[[float, float | None], None]
-"""Takes the seconds that a transaction waited for its turn, and those that it took then; `None` if
-the database refused it, being locked for too long for example."""
+"""Called with the seconds that a transaction waited for its turn, and those that it took then;
+`None` if the database refused it, for example because it was locked for too long."""
 
 
 def _unmetered(_waited: float, _took: float | None) -> None: ...
 
 
 class Database:
-    """An engine, and whose turn it is to write.
+    """An engine, with one writer at a time for SQLite.
 
-    SQLite takes one writer at a time. Threads of one process that queue for a lock are served at
-    once when it is free; in SQLite's own queue they would sleep in steps and look again.
+    Threads that wait for a lock of this process go on as soon as it is free; waiting for SQLite's
+    own lock, they would sleep and try again.
+
+    Args:
+        engine: The engine, from `open_engine`.
 
     Attributes:
-        meter: Told of each transaction that writes.
+        meter: Called at the end of each transaction that writes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -82,21 +85,21 @@ class Database:
         self._writer: int | None = None
         self._writing = engine.execution_options(writes=True)
         alone = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
-        self._alone = engine.execution_options(**alone)
+        self._autocommit = engine.execution_options(**alone)
         self.meter: WriteMeter = _unmetered
-        self._looked = time.monotonic() - LOOK_SECONDS
-        self._trouble: Exception | None = None
+        self._looked = time.monotonic() - LOOK_SECONDS  # when `_look` ended last
+        self._trouble: Exception | None = None  # its error
         self._looking = threading.Lock()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that only reads: all that it sees is of one moment (SQLite)."""
+        """A transaction that only reads; in SQLite all that it reads is of one moment."""
         with self.engine.begin() as connection:
             yield connection
 
     def ask(self, wanted: Select[Any], values: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """The rows that one statement finds; PostgreSQL is spared the two that frame it."""
-        with self._alone.connect() as connection:
+        """The rows of one query, without BEGIN and COMMIT around it in PostgreSQL."""
+        with self._autocommit.connect() as connection:
             return connection.execute(wanted, values).all()
 
     @contextmanager
@@ -123,12 +126,11 @@ class Database:
         self.meter(begun - asked, time.perf_counter() - begun)
 
     def check_writes(self) -> None:
-        """Nothing, if the database takes writes; looked at every `LOOK_SECONDS` at most.
-
-        Whoever asks while somebody looks is told what was seen last, and does not wait.
+        """Return if the database takes writes, by a test every `LOOK_SECONDS` at most. A call
+        during the test of another thread does not wait, and uses the last result.
 
         Raises:
-            SQLAlchemyError: It does not, for instance because the disk is full.
+            SQLAlchemyError: The database does not, for instance because the disk is full.
         """
         if self._looking.acquire(blocking=False):
             try:
@@ -156,13 +158,15 @@ class Database:
 
 
 def open_engine(url: str) -> Engine:
-    """An engine for ``url``, such as ``sqlite:////var/lib/batchwright/service.sqlite``.
+    """An engine for a database. The folder of a SQLite file is created.
 
-    The folder of a SQLite file is made; ``postgresql://`` means the driver psycopg 3.
+    Args:
+        url: URL such as ``sqlite:////var/lib/batchwright/service.sqlite``; ``postgresql://`` means
+            the driver psycopg 3.
 
     Raises:
-        BatchwrightError: It is no such URL, or of another kind of database.
-        FileError: The folder cannot be made.
+        BatchwrightError: The URL is invalid, or of another kind of database.
+        FileError: The folder or the file cannot be created.
     """
     place = read_url(url)
     if place.get_backend_name() == "postgresql":
@@ -175,9 +179,9 @@ def open_engine(url: str) -> Engine:
         )
     file = Path(place.database or "")
     make_folder(file.parent, "name another file with --database")
-    try:  # only its owner may read it; SQLite's files beside it are as private
-        # Never opened here where it exists: to close it would end the locks that SQLite holds on it
-        # for this process, and another one could remove the log that is in use.
+    try:  # only the owner may read the file; SQLite gives its files beside it the same mode
+        # A file that exists is not opened: closing it would release the locks that SQLite holds on
+        # it for this process, and another process could remove the log that is in use.
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         pass
@@ -203,10 +207,10 @@ def shown(url: str) -> str:
 
 
 def read_url(url: str) -> URL:
-    """A database's URL in its parts.
+    """A database's URL, parsed.
 
     Raises:
-        BatchwrightError: It is no such URL, of another kind of database, or names no file.
+        BatchwrightError: The URL is invalid, of another kind of database, or names no file.
     """
     try:
         place = make_url(url)
@@ -238,10 +242,10 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _enter_write_ahead_mode(cursor: sqlite3.Cursor) -> None:
-    """Change the mode of a new file; if another process is doing so, wait until it has.
+    """Set the mode of a new file; if another process is doing so, wait until it has.
 
-    SQLite's own timeout does not hold for this change: it is refused at once while anybody else
-    has a lock. In a file that is in write-ahead mode already nothing is changed.
+    SQLite's own timeout does not apply to this change, which is refused at once while another
+    connection has a lock. It does nothing to a file that is in write-ahead mode already.
     """
     end = time.monotonic() + BUSY_SECONDS
     while True:
@@ -257,7 +261,7 @@ def _enter_write_ahead_mode(cursor: sqlite3.Cursor) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that will write takes its turn at once: one that began by reading could not
-    # wait for another writer, since what it has read might change meanwhile.
+    # A transaction that will write takes the write lock at once: after a read it could not wait for
+    # another writer, since what it has read might change meanwhile.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

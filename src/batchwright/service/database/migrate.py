@@ -1,8 +1,8 @@
-"""The schema brought up to date when the service starts.
+"""Brings the schema up to date when the service starts.
 
-An empty database gets the tables as they are now, an older one what was changed since. Whoever
-starts first does it, in one transaction and under a lock, so that several may start at the same
-time and a migration that fails leaves everything as it was.
+An empty database gets the tables as they are now, an older one the migrations since. They run in
+one transaction and under a lock, so that several processes may start at the same time, and a
+migration that fails leaves everything as it was.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import metadata
 
 HEAD = "0006"
-"""The newest revision in `migrations.versions`; known here so that a start without anything to do
-does without Alembic, which takes a quarter of a second to load."""
+"""The newest revision in `migrations.versions`; named here so that a start without migrations does
+without Alembic, which takes a quarter of a second to load."""
 
-_LOCK = 0x62617463  # among PostgreSQL's advisory locks: any number that others do not use
+_LOCK = 0x62617463  # name of one of PostgreSQL's advisory locks: a number that no other uses
 
 
 def revision(connection: Connection) -> str | None:
@@ -31,7 +31,7 @@ def migrate(database: Database) -> None:
     """Bring the schema to `HEAD`.
 
     Raises:
-        BatchwrightError: A newer Batchwright has made it.
+        BatchwrightError: The schema is of a newer Batchwright.
     """
     with database.reading() as connection:
         if revision(connection) == HEAD:

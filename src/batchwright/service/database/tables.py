@@ -1,7 +1,7 @@
-"""The tables. Documents (plans, profiles, summaries) are stored as the JSON text they came as.
+"""The tables. Documents (plans, profiles, summaries) are stored as JSON text.
 
-Times are seconds of Unix time. Secrets are stored as the SHA-256 of what the client holds: they are
-random and long, so a slow hash would protect nothing.
+Times are seconds of Unix time. Of secrets the SHA-256 is stored: they are random and long, so no
+slow hash is needed.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ runs = Table(
 )
 
 DELETED, EXPIRED = GONE = ("deleted", "expired")
-"""Outcomes of runs that nobody finds any more, while what they held is removed. Of one that
-somebody deleted the row stays for a while, so that its reporter cannot bring it back."""
+"""Outcomes of runs that are not found any more, while what they hold is removed. The row of a run
+that somebody deleted stays for a while, so that its reporter cannot bring it back."""
 
-THERE = or_(runs.c.outcome.is_(None), runs.c.outcome.not_in(GONE))
-"""Whether a run can be found."""
+NOT_DELETED = or_(runs.c.outcome.is_(None), runs.c.outcome.not_in(GONE))
+"""Condition: a run can be found."""
 
 records = Table(
     "records",

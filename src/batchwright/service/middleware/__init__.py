@@ -1,1 +1,1 @@
-"""What every request passes through, each a small ASGI application around the next."""
+"""Middleware that every request passes, each a small ASGI application around the next."""

@@ -1,11 +1,11 @@
-"""Bodies are read whole before anything else happens with them, and only so far.
+"""Reads the body of each request whole, within limits, before anything else happens with it.
 
-What goes on from here is no larger than `Limits.body_bytes`, and if it is JSON, it is UTF-8 without
-NUL or half a surrogate pair, which no database and no answer could hold, no more nested than
-`Limits.nesting`, and of no more than `Limits.values` values, since each takes a hundred bytes of
-memory or more once it is parsed. All bodies that are held at once are no larger than `HELD` such.
+A body that passes has at most `Limits.body_bytes`. If it is JSON, it is UTF-8 without NUL or half a
+surrogate pair, which no database and no answer could hold; it is nested in at most `Limits.nesting`
+levels, and has at most `Limits.values` values, since each takes a hundred bytes of memory or more
+once it is parsed. All bodies in memory together are no larger than `HELD` of the largest.
 
-Only files of jobs are not read here: their route writes them down as they come.
+Only artifacts of jobs are not read here: their route writes them to disk piece by piece.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from batchwright.service.api.error_responses import is_for_programs
 from batchwright.service.middleware.identify import caller_of, whose
 from batchwright.service.problems import ServiceProblem, TooLarge, TooMany, Unauthorized
-from batchwright.service.reading import aside, check_json
+from batchwright.service.reading import check_json, run_apart_if_large
 from batchwright.service.settings import Limits
 
 STRANGERS_BYTES = 64 * 1024
-"""Read of a body whose sender is not known."""
+"""Maximum size of a JSON body whose sender is not known."""
 
 STRANGERS_FORM_BYTES = 8 * 1024
-"""Largest other body of a stranger: a form is parsed before it is known who may send it."""
+"""Maximum size of their other bodies: a form is parsed before it is known who may send it."""
 
 FORM_BYTES = 256 * 1024
-"""Largest body that is neither JSON nor a file."""
+"""Maximum size of a body that is neither JSON nor multipart."""
 
 THREAD_BYTES = 2**20
-"""Up to this size a body is checked within milliseconds, in a thread; above it `aside`."""
+"""Size up to which a body is checked within milliseconds, so that a thread can do it."""
 
 BODY_SECONDS = 60.0
-"""In which a body must have come."""
+"""Maximum time for a body to arrive."""
 
 STREAMED = ("PUT", re.compile(r"/v1/jobs/[^/]+/artifacts/[^/]+"))
-"""Method and path of what is read by its route, as it comes."""
+"""Method and path of requests whose route reads the body piece by piece."""
 
 HELD = 4
-"""As many of the largest bodies may be held at once, half of them of one token or address. What is
-no larger than `STRANGERS_BYTES` does not count; the number of connections bounds that."""
+"""Number of largest bodies that may be in memory at once; one token or address may have half of
+that. Bodies up to `STRANGERS_BYTES` do not count; the number of connections bounds them."""
 
 
 class Bodies:
@@ -56,7 +56,7 @@ class Bodies:
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
         self._limits = limits
-        self._held = _Held(HELD * limits.body_bytes)
+        self._held = _HeldBytes(HELD * limits.body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, then go on."""
@@ -68,14 +68,13 @@ class Bodies:
         if request.method == method and path.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
-        share = _Share(self._held, whose(scope))
+        share = _RequestBytes(self._held, whose(scope))
         try:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
                     body = await self._read(request, receive, share)
             except TimeoutError:
-                told = f"the body did not come within {BODY_SECONDS:.0f} s"
-                raise ServiceProblem(told) from None
+                raise ServiceProblem(f"the body did not come within {BODY_SECONDS:.0f} s") from None
             if body and is_json(request.headers.get("content-type", "application/json")):
                 most = self._limits.nesting, self._limits.values
                 if len(body) <= STRANGERS_BYTES:
@@ -83,15 +82,16 @@ class Bodies:
                 elif len(body) <= THREAD_BYTES:
                     await run_in_threadpool(check_json, body, *most)
                 else:
-                    read = partial(check_json, body, *most)
-                    await run_in_threadpool(lambda: aside(len(body), read))
+                    check = partial(run_apart_if_large, len(body), check_json, body, *most)
+                    await run_in_threadpool(check)
             if body is not None:  # else the client has gone
                 scope.setdefault("state", {})["body"] = body
                 await self._app(scope, _replay(body, receive), send)
         finally:
             share.give_back()
 
-    async def _read(self, request: Request, receive: Receive, share: _Share) -> bytes | None:
+    async def _read(self, request: Request, receive: Receive, share: _RequestBytes) -> bytes | None:
+        """The body; `None` if the client has disconnected."""
         most, stranger = self._limits.body_bytes, caller_of(request.scope) is None
         kind = request.headers.get("content-type", "application/json")
         if stranger:
@@ -107,8 +107,8 @@ class Bodies:
             )
         if stranger and is_for_programs(request):
             too_large = Unauthorized("a known token is needed, as `Authorization: Bearer TOKEN`")
-        told = request.headers.get("content-length", "")
-        if told.isdecimal() and len(told) < 20 and int(told) > most:
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and len(length) < 20 and int(length) > most:
             raise too_large
         body = io.BytesIO()
         while True:
@@ -125,30 +125,30 @@ class Bodies:
                 return body.getvalue()
 
 
-class _Held:
-    """Bytes of the bodies that are held, by whom they are from."""
+class _HeldBytes:
+    """Bytes of the bodies in memory, by sender; ``most`` at once."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.lock = threading.Lock()
-        self.of: Counter[str] = Counter()
+        self.of: Counter[str] = Counter()  # by sender, as `identify.whose` names them
 
     def total(self) -> int:
         """Bytes of all bodies."""
         return sum(self.of.values())
 
 
-class _Share:
-    """What one request has of `_Held`."""
+class _RequestBytes:
+    """The part of `_HeldBytes` that one request has."""
 
-    def __init__(self, held: _Held, who: str) -> None:
+    def __init__(self, held: _HeldBytes, who: str) -> None:
         self._held, self._who, self._size = held, who, 0
 
     def grow(self, size: int) -> None:
-        """Hold so many bytes.
+        """Have ``size`` bytes from now on.
 
         Raises:
-            TooMany: They are too many, of all or of this one's.
+            TooMany: All bodies, or those of this sender, would be too large.
         """
         held, more = self._held, size - self._size
         with held.lock:
@@ -158,11 +158,11 @@ class _Share:
             self._size = size
 
     def give_back(self) -> None:
-        """Hold nothing any more."""
+        """Have no bytes any more."""
         if self._size:
             with self._held.lock:
                 self._held.of[self._who] -= self._size
-                self._held.of += Counter()  # forgets those that hold nothing
+                self._held.of += Counter()  # drops senders with no bytes
             self._size = 0
 
 
@@ -179,14 +179,16 @@ def is_json(content_type: str) -> bool:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Hands on the body that was read, and then whatever else comes, such as a disconnection."""
-    given = False
+    """A `Receive` that returns the body that was read, and then other messages, such as that the
+    client has disconnected.
+    """
+    replayed = False
 
     async def again() -> Message:
-        nonlocal given
-        if given:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again

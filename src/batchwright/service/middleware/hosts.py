@@ -1,9 +1,9 @@
-"""Requests that were meant for somebody else are refused, on loopback too; and headers that say
+"""Refuses requests that name another host or come from another origin; and adds headers that say
 what a browser may do with an answer.
 
-A page of any site can have a browser send requests to 127.0.0.1, and with a name of its own that it
-lets point there it could read the answers (DNS rebinding). Such a request names that other host, or
-another origin than the one it goes to.
+A page of any site can have a browser send requests to 127.0.0.1, and by a name of its own that it
+lets point there it could read the answers (DNS rebinding). Such a request names that host, or
+another origin than the service.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Hosts:
-    """Checks the Host and Origin headers: ``names`` are this service, beside loopback's."""
+    """Checks the Host and Origin headers.
+
+    Args:
+        app: The application within.
+        names: Names of this service, beside those of loopback.
+    """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
         self._app = app
@@ -66,7 +71,7 @@ class Hosts:
         for origin in headers.getlist("origin"):
             scheme = origin.partition(":")[0].lower()
             from_ = _parts(origin) if scheme in _PORTS else None
-            # Which of the two schemes the browser used, a proxy in front of us may know alone.
+            # Schemes are not compared: behind a proxy only the proxy knows which one was used.
             same = (
                 from_ is not None
                 and from_[0] == host[0]
@@ -77,7 +82,7 @@ class Hosts:
 
 
 def _parts(url: str) -> tuple[str, int | None] | None:
-    """Name and port of a URL that has nothing else; `None` if it is another thing."""
+    """Name and port of a URL; `None` if it is invalid or has anything else in it."""
     try:
         parts = urlsplit(url)
         name, port = parts.hostname, parts.port
@@ -97,7 +102,7 @@ def is_loopback(host: str) -> bool:
 
 
 class SecurityHeaders:
-    """Adds `HEADERS`, and has nothing kept in caches unless the answer says otherwise."""
+    """Adds `HEADERS`, and forbids caching unless the answer allows it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""Who asks, and whether too often.
+"""Finds the sender of each request, and limits the rate of requests.
 
-What is asked with a known token or cookie counts against that; everything else against the address
-that it comes from, and requests with unknown tokens apart from those without any.
+A request with a known token or cookie counts against that token or session, any other one against
+its address; those with unknown tokens are counted apart from those without any.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller, hash_of
 
 MAX_KEYS = 10_000
-"""Tokens and addresses whose rate is remembered."""
+"""Maximum number of tokens and addresses whose rate is remembered."""
 
 LONGEST_SECRET = 200
-"""Characters; what is longer cannot be one of ours, and is not hashed."""
+"""Maximum characters of a secret; a longer one is no secret of this service, and is not hashed."""
 
 
 class Identify:
-    """Puts who asks into a request's state: as `caller` by token, as `visitor` by cookie."""
+    """Puts the `Caller` into a request's state: as `caller` by token, as `visitor` by cookie.
+
+    Args:
+        app: The application within.
+        store: Store of tokens and sessions.
+        settings: Limits, and the database that names the cookie.
+        clock: Seconds, by a clock that never jumps.
+    """
 
     def __init__(
         self,
@@ -46,7 +53,7 @@ class Identify:
         self._known: OrderedDict[str, None] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Find out who asks, then go on."""
+        """Find the caller, then go on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -60,9 +67,9 @@ class Identify:
         session = session if len(session) <= LONGEST_SECRET else ""
         key = address
         if secret := token or session:
-            # A guesser is slowed down before each guess costs a look into the database. Whoever
-            # asks without a secret, or was known a moment ago, is none: what others do at the same
-            # address, such as a proxy's, keeps nobody out who has a token.
+            # Guessing is limited before each guess costs a query. Secrets that were known a moment
+            # ago are not counted as guesses: what others do at the same address, such as a proxy's,
+            # keeps nobody out who has a token.
             key = f"guesses from {address}"
             if hash_of(secret) not in self._known and self._rates.is_empty(key):
                 self._refuse(key)
@@ -88,7 +95,13 @@ class Identify:
 
 
 class Rates:
-    """A bucket of requests for each key, filled again steadily up to ``burst``."""
+    """A token bucket for each key.
+
+    Args:
+        per_second: Requests by which a bucket is refilled in a second.
+        burst: Maximum number of requests in a bucket.
+        clock: Seconds.
+    """
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float]) -> None:
         self._per_second = per_second
@@ -97,7 +110,7 @@ class Rates:
         self._left: dict[str, tuple[float, float]] = {}
 
     def take(self, key: str) -> bool:
-        """Take one request; false if there is none left."""
+        """Take a request from a bucket; returns false if it is empty."""
         left = self._left_of(key)
         if left < 1:
             return False
@@ -107,11 +120,11 @@ class Rates:
         return True
 
     def is_empty(self, key: str) -> bool:
-        """Whether there is no request left."""
+        """Whether no request is left in a bucket."""
         return self._left_of(key) < 1
 
     def wait(self, key: str) -> float:
-        """Seconds until there is one."""
+        """Seconds until a bucket has a request."""
         return max(0.0, (1 - self._left_of(key)) / self._per_second)
 
     def _left_of(self, key: str) -> float:
@@ -119,21 +132,21 @@ class Rates:
         return min(float(self._burst), left + (self._clock() - then) * self._per_second)
 
     def _forget(self) -> None:
-        """Drop the keys that are full again; of too many others those that were quiet longest."""
-        busy = {key: kept for key, kept in self._left.items() if self._left_of(key) < self._burst}
+        """Drop the buckets that are full again; of too many others those unused for longest."""
+        busy = {key: left for key, left in self._left.items() if self._left_of(key) < self._burst}
         newest = sorted(busy, key=lambda key: busy[key][1])[-MAX_KEYS // 2 :]
         self._left = {key: busy[key] for key in newest}
 
 
 def whose(scope: Scope) -> str:
-    """What a request counts against: its token, else the address that it comes from."""
+    """The sender of a request: its token, else its address."""
     caller: Caller | None = scope.get("state", {}).get("caller")
     address = scope["client"][0] if scope.get("client") else ""
     return f"token {caller.name}" if caller else f"address {address}"
 
 
 def caller_of(scope: Scope) -> Caller | None:
-    """Who was found to ask, by token or by cookie."""
+    """The caller of a request, by token or by cookie; `None` if not known."""
     state = scope.get("state", {})
-    found: Caller | None = state.get("caller") or state.get("visitor")
-    return found
+    caller: Caller | None = state.get("caller") or state.get("visitor")
+    return caller

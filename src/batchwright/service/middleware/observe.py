@@ -1,5 +1,5 @@
-"""Each request is counted, timed and logged. What the middleware within refuses is answered here;
-so is an exception that nobody foresaw.
+"""Counts, times and logs each request. Errors of the middleware within are answered here, and
+exceptions that no handler has caught.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ log = logging.getLogger("batchwright.service")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 REQUEST_ID = "x-request-id"
 OURS = 500
-"""The least status that is a mistake of the service's."""
+"""Statuses from here on are mistakes of the service."""
 UNKNOWN_ROUTE = "none"
-"""Route of requests that no route is for; what they asked for would let anybody make up labels."""
+"""Label of requests without a route; by their paths clients could make up labels."""
 
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Meters:
-    """Counters of one app; each app has its own, so that tests do not add up."""
+    """Metrics of one app; each app has its own, so that those of tests do not add up."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -71,7 +71,7 @@ class Meters:
         )
 
     def note_write(self, waited: float, took: float | None) -> None:
-        """A transaction that writes has ended; arguments as of `database.engine.WriteMeter`."""
+        """Note the end of a transaction that writes; a `database.engine.WriteMeter`."""
         self.writes.labels("wait").observe(waited)
         if took is None:
             self.refused.inc()
@@ -80,9 +80,13 @@ class Meters:
 
 
 class Observe:
-    """Counts, times and logs.
+    """Counts, times and logs requests.
 
-    The log has the route, never the address that was asked for: a sign-in link is a secret.
+    The log has the route, never the path that was requested: a sign-in link is a secret.
+
+    Args:
+        app: The application within.
+        meters: The app's metrics.
     """
 
     def __init__(self, app: ASGIApp, meters: Meters) -> None:
@@ -90,7 +94,7 @@ class Observe:
         self._meters = meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Go on, and note what came of it."""
+        """Go on, and note the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -114,7 +118,7 @@ class Observe:
                 log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})
             if not status:
                 await answer(Request(scope), problem)(scope, receive, watched)
-            error.__traceback__ = problem.__traceback__ = None  # as in `app`: it holds the body
+            error.__traceback__ = problem.__traceback__ = None  # it holds the body: see `app`
         finally:
             self._meters.in_progress.dec()
             self._note(scope, status, time.perf_counter() - started, request_id)

@@ -1,1 +1,1 @@
-"""The service as an operator meets it: settings, logs, metrics, backup, the process itself."""
+"""Running the service: the process, its logs and metrics, backup, and files on this machine."""

@@ -1,4 +1,4 @@
-"""A copy of the database while the service goes on."""
+"""Backup of the database, also while the service runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ DUMP_SECONDS = 24 * 3600
 def backup(database: str, target: Path) -> int:
     """Copy a database into a new file that only its owner may read.
 
-    SQLite's copy is of one moment, checked, and a database itself; PostgreSQL's is one of
+    Of SQLite the copy is a database of one moment, checked; of PostgreSQL it is a dump of
     ``pg_dump``, for ``pg_restore``.
+
+    Args:
+        database: URL of the database.
+        target: The file.
 
     Returns:
         The file's size, in bytes.
 
     Raises:
-        BatchwrightError: There is no such database, or it is damaged.
+        BatchwrightError: There is no such database, it is damaged, or ``pg_dump`` fails.
         FileError: The file exists, or cannot be written.
     """
     if target.exists():
@@ -64,13 +68,13 @@ def _copy(source: Path, target: Path) -> None:
             closing(sqlite3.connect(source, timeout=BUSY_SECONDS)) as original,
             closing(sqlite3.connect(target)) as copy,
         ):
-            original.backup(copy)  # in one go: writers wait for nothing, and are not in it
+            original.backup(copy)  # in one step: of one moment, and writers need not wait
             copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
-            found = copy.execute("PRAGMA quick_check").fetchone()[0]
+            result = copy.execute("PRAGMA quick_check").fetchone()[0]
     except sqlite3.Error as error:
         raise BatchwrightError(f"cannot back up {source}: {error}") from None
-    if found != "ok":
-        raise BatchwrightError(f"{source} is damaged: {found.splitlines()[0]}")
+    if result != "ok":
+        raise BatchwrightError(f"{source} is damaged: {result.splitlines()[0]}")
 
 
 def _dump(place: URL, target: Path) -> None:
@@ -79,7 +83,7 @@ def _dump(place: URL, target: Path) -> None:
         raise BatchwrightError(
             "a backup of PostgreSQL needs pg_dump: apt-get install postgresql-client"
         )
-    # Not on the command line, which every user of the machine may read.
+    # The password is passed by the environment: every user may read the command line.
     password = place.query.get("password") or place.password
     secret = {"PGPASSWORD": str(password)} if password else {}
     without = place.set(drivername="postgresql", password=None)
@@ -94,5 +98,5 @@ def _dump(place: URL, target: Path) -> None:
         check=False,
     )
     if done.returncode:
-        told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise BatchwrightError(f"cannot back up {shown(str(place))}: {told[-1]}")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise BatchwrightError(f"cannot back up {shown(str(place))}: {lines[-1]}")

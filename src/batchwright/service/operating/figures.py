@@ -1,10 +1,9 @@
-"""What `/metrics` says of queue, agents and database: read when it is asked for, in a few quick
-queries.
-"""
+"""Metrics of queue, agents, artifacts and database for `/metrics`, by a few quick queries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,45 +12,46 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from batchwright.service.database.tables import agents, artifacts, jobs
 from batchwright.service.store import Store
+from batchwright.service.store.agents import heard_lately
 from batchwright.service.store.artifacts import GONE
-from batchwright.service.store.job_rows import FREE
+from batchwright.service.store.job_rows import FREE, HELD
+from batchwright.service.store.part import count
 
 
 class StoreFigures(Collector):
-    """Figures of what is stored.
+    """Metrics of what is stored.
 
     Args:
-        store: Where it is stored.
+        store: The store.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def describe(self) -> list[Metric]:
-        """Nothing: else the registry would read them when the service starts."""
+        """No metrics: otherwise the registry would collect them when the service starts."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The figures, as they are now; of a database that does not answer, only that."""
-        up = GaugeMetricFamily("batchwright_database_up", "Whether the database answers.")
-        found: list[Metric] = []
-        try:
-            with self._store.database.reading() as connection:
-                found = [*self._queue(connection), *self._agents(connection)]
-                found += self._kept(connection)
-        except SQLAlchemyError:
-            found = []
-        up.add_metric([], float(bool(found)))
-        yield up
-        yield from found
+        """The metrics; where the database does not answer, only that."""
+        metrics: list[Metric] = []
+        with suppress(SQLAlchemyError), self._store.database.reading() as connection:
+            metrics = [
+                *self._queue(connection),
+                *self._agents(connection),
+                *self._sizes(connection),
+            ]
+        yield _gauge("batchwright_database_up", "Whether the database answers.", bool(metrics))
+        yield from metrics
 
     def _queue(self, connection: Connection) -> Iterator[Metric]:
         by_state = GaugeMetricFamily(
             "batchwright_jobs", "Jobs that are stored, by state.", labels=("state",)
         )
-        counted = select(jobs.c.state, func.count()).group_by(jobs.c.state)
-        for state, count in connection.execute(counted):
-            by_state.add_metric([state], count)
+        for state, number in connection.execute(
+            select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        ):
+            by_state.add_metric([state], number)
         yield by_state
         oldest = connection.execute(select(func.min(jobs.c.changed)).where(FREE)).scalar()
         yield _gauge(
@@ -67,13 +67,14 @@ class StoreFigures(Collector):
         yield lost
 
     def _agents(self, connection: Connection) -> Iterator[Metric]:
-        since = self._store.clock() - self._store.settings.lease_seconds
-        seen = select(func.count()).select_from(agents).where(agents.c.seen > since)
-        busy = select(func.count(jobs.c.agent.distinct())).where(jobs.c.lease_expires.is_not(None))
-        yield _gauge("batchwright_agents", "Agents that are there.", connection.scalar(seen))
+        there = heard_lately(self._store.clock(), self._store.settings.lease_seconds)
+        busy = select(func.count(jobs.c.agent.distinct())).where(HELD)
+        yield _gauge(
+            "batchwright_agents", "Agents that are there.", count(connection, agents, there)
+        )
         yield _gauge("batchwright_agents_busy", "Agents that have a job.", connection.scalar(busy))
 
-    def _kept(self, connection: Connection) -> Iterator[Metric]:
+    def _sizes(self, connection: Connection) -> Iterator[Metric]:
         sizes = select(func.coalesce(func.sum(artifacts.c.size), 0))
         yield _gauge(
             "batchwright_artifact_bytes",

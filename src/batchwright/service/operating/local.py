@@ -1,4 +1,4 @@
-"""Where a service on this machine keeps its things, and the token for clients of the same user."""
+"""Default places of a service's files on this machine, and the token for clients of its user."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from batchwright.service.store.tokens import LOCAL
 from batchwright.storage.files import make_folder
 
 LOCAL_SCOPES: tuple[Scope, ...] = ("read", "report", "submit")
-"""What clients on this machine need: to report runs, to carry out jobs and to submit them."""
+"""Scopes of the local token: clients on this machine report runs, carry out jobs and submit them.
+"""
 
 
 def data_folder() -> Path:
-    """The user's folder for a database that is not named, and for the local token."""
+    """The user's folder for the default database, and for the local token."""
     return user_data_path("batchwright")
 
 
 def default_database() -> str:
-    """URL of the database where none is named."""
+    """URL of the default database."""
     return URL.create("sqlite", database=str(data_folder() / "service.sqlite")).render_as_string()
 
 
 def default_artifacts(database: str) -> str | None:
-    """Where the artifacts of a service lie unless it is said: beside a SQLite file; else nowhere,
-    as services that share a database may not share a disk.
+    """Default folder of artifacts: beside a SQLite file; `None` for other databases, as services
+    that share a database may not share a disk.
     """
     place = read_url(database)
     if place.get_backend_name() != "sqlite" or not place.database:
@@ -45,7 +46,7 @@ def default_artifacts(database: str) -> str | None:
 
 
 def local_token_file(database: str) -> Path:
-    """Where the local token of a database is: beside a SQLite file, else in the user's folder."""
+    """File of a database's local token: beside a SQLite file, else in the user's folder."""
     place = read_url(database)
     folder = data_folder()
     if place.get_backend_name() == "sqlite" and place.database:
@@ -54,8 +55,8 @@ def local_token_file(database: str) -> Path:
 
 
 def local_name(database: str) -> str:
-    """Name of the local token. Services on several machines that share a database have one each,
-    of the machine and the folder that its file is in: none makes another's void.
+    """Name of a database's local token. Services that share a database have one each, with machine
+    and folder in its name, so that none revokes another's.
     """
     if read_url(database).get_backend_name() == "sqlite":
         return LOCAL
@@ -67,15 +68,15 @@ def local_name(database: str) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Whether a token is one that a service made for its own machine."""
+    """Whether a token, by its name, is a local one."""
     return name.partition("@")[0] == LOCAL
 
 
 def keep_local_token(store: Store) -> Path | None:
-    """See to it that the local token is there, and that its file holds it.
+    """Make sure that there is a local token, and that its file holds it.
 
     Returns:
-        The file; `None` where an operator has revoked the token, which stays so.
+        The file; `None` where an operator has revoked the token, which stays revoked.
 
     Raises:
         FileError: The file cannot be written.
@@ -86,20 +87,20 @@ def keep_local_token(store: Store) -> Path | None:
         if known.revoked is not None:
             return None
         with suppress(OSError, ValueError):
-            found = store.tokens.find(file.read_text(encoding="ascii").strip())
-            if found is not None and found.name == name:
-                if found.scopes != set(LOCAL_SCOPES):  # an older version gave it more
+            caller = store.tokens.find(file.read_text(encoding="ascii").strip())
+            if caller is not None and caller.name == name:
+                if caller.scopes != set(LOCAL_SCOPES):  # an older version gave it more
                     store.tokens.limit(name, LOCAL_SCOPES)
                 return file
         try:
-            store.tokens.revoke(name)  # its secret is lost, so nobody can hold it rightly
+            store.tokens.revoke(name)  # the file has lost its secret: no client can use it
         except NotFound:
             return None
     try:
         secret = store.tokens.create(name, LOCAL_SCOPES)
     except Conflict:  # another process that starts at the same time was quicker, and writes it
         return file
-    # Nobody but its owner may read it, not for a moment.
+    # Only its owner may read the file, from its first moment on.
     make_folder(file.parent)
     try:
         descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600

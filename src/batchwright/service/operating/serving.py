@@ -1,9 +1,9 @@
 """The service as a process: listens, answers, logs, and ends in good order.
 
-Connections that somebody opens and does not use are closed. uvicorn closes those that are idle
-after an answer. For the first request of a connection, for the end of any request's head, and for
-whoever does not take an answer, it would wait for ever, and nobody is answered once `CONNECTIONS`
-are open, nor gets a file once as many come and go as may.
+Connections that a client opens and does not use are closed. uvicorn itself closes only those that
+are idle after an answer: for the first request of a connection, the end of a request's head, and a
+client that does not read its answer, it would wait for ever. No request is answered once
+`CONNECTIONS` are open, and no artifact sent once the maximum of transfers is reached.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ GRACE_SECONDS = 15
 """For requests that are in progress when the service is told to end."""
 
 CONNECTIONS = 1000
-"""At once; further ones are answered 503."""
+"""Maximum number of connections; requests on further ones are answered 503."""
 
 HEAD_SECONDS = 10.0
-"""In which the head of a request must have come, from the connection's or its own first byte on."""
+"""Maximum time for the head of a request, from the opening of the connection or its first byte."""
 
 TAKE_SECONDS = 60.0
-"""In which some of an answer must have been taken, once more of it waits than a buffer holds."""
+"""Maximum time in which a client reads nothing of an answer that is larger than the buffer."""
 
 FREE_PIECES, SMALL_PIECE = 500, 256
-"""Pieces of a body that may have any size; of more, the mean must have so many bytes."""
+"""Number of pieces of a body that may be small; of more pieces the mean must have so many bytes."""
 
 COLLECTED_AFTER = (20_000, 5, 5)
-"""Objects, and younger generations, after which Python looks for circles: a batch of records makes
-thousands of objects and no circle, and looking as often as usual took a sixth of the time."""
+"""Thresholds of Python's garbage collector: a batch of records makes thousands of objects and no
+reference cycle, and with the usual thresholds collecting took a sixth of the time."""
 
 LOGGERS = ("batchwright.service", "uvicorn.error")
 
@@ -66,13 +66,13 @@ def serve(
     """Serve until SIGTERM or SIGINT; requests in progress are answered first.
 
     Args:
-        settings: How.
-        on_start: Called with address and store when connections are taken.
-        proxy: Address of a proxy whose word on who its clients are is taken.
+        settings: Settings of the service.
+        on_start: Called with address and store once connections are accepted.
+        proxy: Address of a proxy whose headers about its clients are trusted.
 
     Raises:
-        BatchwrightError: The database cannot be opened, artifacts cannot be kept where they are to
-            be, the address is taken, or it is a public one and nobody has a token.
+        BatchwrightError: Database or place of artifacts cannot be opened, the address is in use, or
+            it is a public one and there is no token but local ones.
     """
     free_at_once()
     store = Store.open(settings)
@@ -80,7 +80,7 @@ def serve(
         keep_local_token(store)
         refuse_public_without_tokens(settings, store)
         if store.artifacts.kept:
-            _ = store.artifacts.place  # better refused now than when a checkpoint comes
+            _ = store.artifacts.place  # an error later would lose a checkpoint
         listener = listen(settings.host, settings.port)
         with listener:
             config = uvicorn.Config(
@@ -100,13 +100,13 @@ def serve(
             def end(*_: object) -> None:
                 server.should_exit = True
 
-            # uvicorn ends in good order and then raises the signal again, for handlers that were
-            # there before. Being told to end is no failure: with these we exit with 0. One that
-            # comes before uvicorn has begun is theirs, and ends it as soon as it has.
+            # uvicorn ends in good order and then raises the signal again, for the handlers from
+            # before. With these the exit code is 0, as a stop that was asked for is no failure. A
+            # signal before uvicorn has begun comes to them, too, and ends it as soon as it has.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, end)
             on_start(address_of(settings, listener), store)
-            gc.freeze()  # what is there stays; to go through it takes as long as some answers
+            gc.freeze()  # the objects so far stay; collecting them takes as long as some answers
             gc.set_threshold(*COLLECTED_AFTER)
             server.run(sockets=[listener])
     finally:
@@ -114,32 +114,32 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections, from now on: those that come early wait.
+    """A socket that listens; connections wait until they are accepted.
 
     Raises:
-        BatchwrightError: The address is not of this machine, or taken.
+        BatchwrightError: The address is not one of this machine, or in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it. Without, the second part of a small answer waits 40 ms for the
-        # client's acknowledgement of the first.
+        # Connections inherit this option. Without it the second part of a small answer waits 40 ms
+        # for the client's acknowledgement of the first.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except (OSError, UnicodeError) as error:  # the second of a name that none can be
+    except (OSError, UnicodeError) as error:  # UnicodeError: an impossible name
         listener.close()
-        told = getattr(error, "strerror", None) or str(error)
+        why = getattr(error, "strerror", None) or str(error)
         raise BatchwrightError(
-            f"cannot listen on {host} port {port}: {told[0].lower()}{told[1:]}; name another with "
+            f"cannot listen on {host} port {port}: {why[0].lower()}{why[1:]}; name another with "
             "--host or --port"
         ) from None
     return listener
 
 
 def address_of(settings: Settings, listener: socket.socket) -> str:
-    """Where a browser finds the service."""
+    """Address of the service for a browser."""
     if settings.public_url is not None:
         return settings.public_url
     host, port = settings.host, listener.getsockname()[1]
@@ -153,7 +153,7 @@ def public_parts(url: str) -> tuple[str, str]:
     """Scheme and name of a service's public address.
 
     Raises:
-        BatchwrightError: It is no address, or has more in it than a name and a port.
+        BatchwrightError: The address is invalid, or has more in it than a name and a port.
     """
     try:
         parts = urlsplit(url)
@@ -168,10 +168,14 @@ def public_parts(url: str) -> tuple[str, str]:
 
 
 def check_names(names: Iterable[str], proxy: str | None) -> None:
-    """Refuse names and a proxy's address as which no request would ever come.
+    """Refuse names of the service, and an address of a proxy, that no request can have.
+
+    Args:
+        names: Names, each without scheme and port.
+        proxy: Addresses or networks with commas between; ``*``: any; `None`: no proxy.
 
     Raises:
-        BatchwrightError: A name has more in it, or the address is none.
+        BatchwrightError: A name or the address is invalid.
     """
     for name in names:
         if not re.fullmatch(r"[\w.-]+|\[?[\da-fA-F:]+\]?", name):
@@ -190,10 +194,10 @@ def check_names(names: Iterable[str], proxy: str | None) -> None:
 
 
 def refuse_public_without_tokens(settings: Settings, store: Store) -> None:
-    """Nothing, unless others could reach the service and none of them could have a token.
+    """Refuse to serve other machines before there is a token for them.
 
     Raises:
-        BatchwrightError: That is so.
+        BatchwrightError: The address is not loopback, and there is no token but local ones.
     """
     if is_loopback(settings.host):
         return
@@ -205,8 +209,8 @@ def refuse_public_without_tokens(settings: Settings, store: Store) -> None:
 
 
 class PiecesConnection(h11.Connection):
-    """Refuses a body that comes in very small pieces: each takes as long as a large one, and a
-    chunk of one byte takes six, so that whoever sends such keeps everybody else waiting.
+    """Refuses a body in very small pieces: each takes as long as a large one, and a chunk of one
+    byte is sent as six, so that a client that sends such would delay all others.
     """
 
     def __init__(self) -> None:
@@ -214,7 +218,7 @@ class PiecesConnection(h11.Connection):
         self._pieces = self._bytes = 0
 
     def next_event(self) -> Any:
-        """What comes next."""
+        """The next event of the connection."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._pieces = self._bytes = 0
@@ -227,7 +231,7 @@ class PiecesConnection(h11.Connection):
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, for those who ask in time."""
+    """uvicorn's HTTP/1.1, with time limits for a request's head and for reading an answer."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -237,12 +241,12 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take in what has come."""
+        """Process data from the client."""
         super().data_received(data)
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Tell that this is no HTTP, as any other problem is told, and close."""
+        """Answer what is no HTTP, in the form of other problems, and close the connection."""
         body = json.dumps({"detail": msg}).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
         head = h11.Response(status_code=400, headers=[*headers, ("connection", "close")])
@@ -251,18 +255,18 @@ class TimedProtocol(H11Protocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """Stop all timers: the connection is closed."""
         self._taken()
         super().connection_lost(exc)
         self._stop()
 
     def pause_writing(self) -> None:
-        """More of an answer waits than the client takes."""
+        """Start a timer: the client does not read the answer as fast as it is written."""
         super().pause_writing()
         self._untaken = self.loop.call_later(TAKE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has taken most of that."""
+        """Stop that timer: the client has read most of what was waiting."""
         self._taken()
         super().resume_writing()
 
@@ -273,7 +277,7 @@ class TimedProtocol(H11Protocol):
 
     def _watch(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop()  # a request is being answered; its body has a time of its own
+            self._stop()  # a request is being answered; its body has a limit of its own
         elif self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_SECONDS, self._close)
 
@@ -291,7 +295,7 @@ _JSON = json.JSONEncoder(default=str)
 
 
 class JsonLines(logging.Formatter):
-    """Time (UTC), level, what happened, the fields that were given, and a traceback if any."""
+    """Log lines as JSON: time (UTC), level, event, fields, and a traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line of JSON."""

@@ -1,4 +1,4 @@
-"""Style sheet, script and icon: a few files, each under a name that changes with what is in it."""
+"""Style sheet, script and icon, each under a name that changes with its content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOREVER = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True)
 class Asset:
-    """A file of the pages: the name in its address, and what it holds."""
+    """A file of the pages: the name in its address, its media type and content."""
 
     name: str
     kind: str
@@ -29,34 +29,34 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """All of them, by the name that templates use."""
+    """The assets, by the name that templates use."""
     folder = files("batchwright.service.pages") / "static"
-    told = {
+    texts = {
         "style.css": ("text/css", STYLE + (folder / "pages.css").read_text(encoding="utf-8")),
         "live.js": ("text/javascript", (folder / "live.js").read_text(encoding="utf-8")),
         "icon.svg": ("image/svg+xml", (folder / "icon.svg").read_text(encoding="utf-8")),
     }
-    found = {}
-    for name, (kind, text) in told.items():
+    made = {}
+    for name, (kind, text) in texts.items():
         content = text.encode()
         stem, _, suffix = name.partition(".")
         digest = sha256(content).hexdigest()[:12]
-        found[name] = Asset(f"{stem}-{digest}.{suffix}", kind, content)
-    return found
+        made[name] = Asset(f"{stem}-{digest}.{suffix}", kind, content)
+    return made
 
 
 def asset_url(name: str) -> str:
-    """The address of one, such as of ``style.css``."""
+    """Address of an asset, such as of ``style.css``."""
     return f"/static/{assets()[name].name}"
 
 
 @router.get("/static/{name}", dependencies=[open_to_all()])
 def asset(name: str, request: Request) -> Response:
-    """One of the files; an address from before an update is gone."""
-    found = next((one for one in assets().values() if one.name == name), None)
-    if found is None:
+    """An asset; addresses from before an update do not exist any more."""
+    file = next((each for each in assets().values() if each.name == name), None)
+    if file is None:
         raise NotFound("there is no such file: load the page again")
-    headers = {"Cache-Control": _FOREVER, "ETag": f'"{found.name}"'}
+    headers = {"Cache-Control": _FOREVER, "ETag": f'"{file.name}"'}
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
-    return Response(found.content, media_type=f"{found.kind}; charset=utf-8", headers=headers)
+    return Response(file.content, media_type=f"{file.kind}; charset=utf-8", headers=headers)

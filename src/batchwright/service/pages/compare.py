@@ -1,7 +1,8 @@
-"""Runs beside each other: accuracy against epochs, time and cost, those that go on among them."""
+"""The page that compares runs, finished or not: accuracy against epochs, time and cost."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,7 +13,7 @@ from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.comparison import compared
 from batchwright.reporting.pages.live_page import Part
 from batchwright.reporting.pages.page_comparison import clock_note, comparison_parts
-from batchwright.service.access import PageReader, Stored
+from batchwright.service.access import PageReader, StoreDep
 from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
 from batchwright.service.pages.run_page import OVER, story_of
 from batchwright.service.problems import NotFound
@@ -21,15 +22,20 @@ from batchwright.service.store import Store
 router = APIRouter(prefix="/compare", include_in_schema=False)
 
 MAX_RUNS = 12
-"""Compared at once: more are not told apart."""
+"""Maximum number of runs: curves of more could not be distinguished."""
 MAX_OFFERED = 30
-"""Newest runs that are offered to be added."""
+"""Number of newest runs that are offered to be added."""
 
 Chosen = Annotated[list[Identifier], Query(max_length=50)]
 
 
 @router.get("")
-def compare_page(request: Request, store: Stored, caller: PageReader, run: Chosen = []) -> Response:  # noqa: B006
+def compare_page(
+    request: Request,
+    store: StoreDep,
+    caller: PageReader,
+    run: Chosen = [],  # noqa: B006 - FastAPI's way to say it; nothing changes it
+) -> Response:
     """The page."""
     runs = _runs(store, run)
     query = "&".join(f"run={one.id}" for one in runs)
@@ -48,7 +54,7 @@ def compare_page(request: Request, store: Stored, caller: PageReader, run: Chose
 @router.get("/live")
 def compare_live(
     request: Request,
-    store: Stored,
+    store: StoreDep,
     caller: PageReader,
     run: Chosen = [],  # noqa: B006 - FastAPI's way to say it; nothing changes it
     have: Have = "",
@@ -60,14 +66,12 @@ def compare_live(
 
 
 def _runs(store: Store, identifiers: list[str]) -> list[RunInfo]:
-    """The runs that were asked for and are there, each once."""
-    found = []
-    for one in dict.fromkeys(identifiers):
-        try:
-            found.append(store.runs.get(one))
-        except NotFound:
-            continue
-    return found[:MAX_RUNS]
+    """The chosen runs that are there, each once."""
+    runs = []
+    for identifier in dict.fromkeys(identifiers):
+        with suppress(NotFound):
+            runs.append(store.runs.get(identifier))
+    return runs[:MAX_RUNS]
 
 
 def _live(store: Store, runs: list[RunInfo]) -> Live:
@@ -82,22 +86,24 @@ def _content(store: Store, runs: list[RunInfo]) -> str:
     if len(runs) < 2:
         return piece("compare_none.html", count=len(runs), problem="")
     try:
-        told = compared([_summary(store, one, runs) for one in runs])
+        comparison = compared([_summary(store, info, runs) for info in runs])
     except FileError as error:
         return piece("compare_none.html", count=2, problem=one_line(error))
-    if all(not one.curve for one in told.runs):
+    if all(not run.curve for run in comparison.runs):
         words = "none of these runs has finished and evaluated an epoch yet"
         return piece("compare_none.html", count=2, problem=words)
-    return clock_note(told) + "\n".join(comparison_parts(told, by_run=True))
+    return clock_note(comparison) + "\n".join(comparison_parts(comparison, by_run=True))
 
 
 def _summary(store: Store, info: RunInfo, runs: list[RunInfo]) -> RunSummary:
-    """A run under its name; one of several of that name has the start of its identifier, too."""
+    """The summary of a run so far, with its name as the run folder; if other runs have that name,
+    the begin of its identifier follows.
+    """
     same = [one for one in runs if _flat(one.name) == _flat(info.name)]
     name = _flat(info.name) if len(same) == 1 else f"{_flat(info.name)} ({info.id[:8]})"
     return story_of(store, info).so_far.model_copy(update={"run_folder": name})
 
 
 def _flat(name: str) -> str:
-    """A name as one word of a path: the comparison is made for folders."""
+    """A name without slashes: the comparison takes names of folders."""
     return name.replace("/", "∕")  # noqa: RUF001 - the division slash looks like one

@@ -1,4 +1,6 @@
-"""Jobs and agents: what waits, who works on what, and the plan that wants approval."""
+"""The pages of jobs and agents: the lists, a form to submit a job, and a page of each job, with the
+plan to approve, logs and files.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,15 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job
 from batchwright.records.documents import change_job
 from batchwright.records.job import other_keys_come
-from batchwright.records.service import Identifier, JobInfo, JobState, RunInfo
-from batchwright.records.text.formatting import counted
+from batchwright.records.service import (
+    ArtifactName,
+    Identifier,
+    JobInfo,
+    JobState,
+    LogName,
+    RunInfo,
+)
+from batchwright.records.text.formatting import counted, size
 from batchwright.records.text.problems import printable
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
 from batchwright.reporting.pages.live_page import Part, plan_parts
@@ -22,14 +31,14 @@ from batchwright.reporting.pages.page import job_text
 from batchwright.service.access import (
     PageReader,
     PageSubmitter,
-    Stored,
+    StoreDep,
     check_form,
     csrf_of,
     store_of,
 )
 from batchwright.service.api import jobs as api
+from batchwright.service.api.artifacts import handed_out
 from batchwright.service.job_states import ENDED
-from batchwright.service.pages.job_files import files_part
 from batchwright.service.pages.rendering import (
     Have,
     Live,
@@ -39,7 +48,7 @@ from batchwright.service.pages.rendering import (
     render,
     sentence,
 )
-from batchwright.service.problems import NotFound
+from batchwright.service.problems import NotFound, ServiceProblem
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
 
@@ -47,14 +56,18 @@ router = APIRouter(prefix="/jobs", include_in_schema=False)
 
 MAX_ROWS = 50
 
+SHOWN_BYTES = 8192
+"""Bytes of the newest log that are shown, its last ones; all of it can be downloaded."""
+
 LONGEST_JOB = 64 * 1024
-"""Characters of a job."""
+"""Maximum characters of a job."""
 LONGEST_VALUE = 8 * 1024
-"""Characters of a value: reading a number takes the square of its digits."""
+"""Maximum characters of a value: parsing a number takes time by the square of its digits."""
 MOST_PARTS = 4000
-"""Keys, values and brackets of a job; the parser is Python, and took 9 s for 64 KiB of `?,`."""
+"""Maximum keys, values and brackets of a job; the parser, in Python, took 9 s for 64 KiB of `?,`.
+"""
 DEEPEST_JOB = 8
-"""Levels of lists and maps; a job has four."""
+"""Maximum levels of lists and maps; a job has four."""
 
 EXAMPLE = """data: digits
 network: resnet8
@@ -103,39 +116,40 @@ def jobs_rows(
     have: Have = "",
 ) -> Response:
     """What has changed in the lists."""
-    told = _lists(request, caller, _state(state), before)
-    etag = digest_of(*(part.content for part in told))
-    return answer_live(request, caller, have, etag, lambda: Live(_says(request), told))
+    lists = _lists(request, caller, _state(state), before)
+    etag = digest_of(*(part.content for part in lists))
+    return answer_live(request, caller, have, etag, lambda: Live(_says(request), lists))
 
 
 @router.post("", dependencies=[Depends(check_form)])
 def submit_job(
     request: Request,
-    store: Stored,
+    store: StoreDep,
     caller: PageSubmitter,
     job: Annotated[str, Form()] = "",
     name: Annotated[str, Form()] = "",
     auto: Annotated[str, Form()] = "",
 ) -> Response:
     """Queue a job, and show it."""
-    told, errors = printable(" ".join(name.split())), {}
+    name, errors = printable(" ".join(name.split())), {}
     try:
-        read = job_of_text(job)
-        if len(told) > 120:
+        parsed = job_of_text(job)
+        if len(name) > 120:
             errors["name"] = "A name has at most 120 characters."
     except JobTextError as error:
         errors["job"] = str(error)
     if errors:
-        filled = {"job": job, "name": told, "auto": auto, "errors": errors}
+        filled = {"job": job, "name": name, "auto": auto, "errors": errors}
         return _page(request, caller, None, None, 422, **filled)
-    told = told or printable(f"{read.network} on {read.data}")[:120]
-    found = store.jobs.submit(told, read, auto=bool(auto), owner=caller.name)
-    store.audit.note(caller.name, "job.submit", found.id, told)
-    return RedirectResponse(f"/jobs/{found.id}", 303)
+    name = name or printable(f"{parsed.network} on {parsed.data}")[:120]
+    info = store.jobs.submit(name, parsed, auto=bool(auto), owner=caller.name)
+    store.audit.note(caller.name, "job.submit", info.id, name)
+    return RedirectResponse(f"/jobs/{info.id}", 303)
 
 
 def _state(word: str) -> JobState | None:
-    return next((one for one in get_args(JobState) if one == word), None)
+    """The state that a word names; `None`: all states, as with a word that names none."""
+    return next((state for state in get_args(JobState) if state == word), None)
 
 
 def _says(request: Request) -> str:
@@ -171,9 +185,10 @@ def _page(
 def _lists(
     request: Request, caller: Caller, state: JobState | None, before: str | None
 ) -> list[Part]:
+    """The list of jobs and that of agents."""
     store = store_of(request)
-    found = store.jobs.list(MAX_ROWS + 1, before, state)
-    shown, more = found[:MAX_ROWS], len(found) > MAX_ROWS
+    listed = store.jobs.list(MAX_ROWS + 1, before, state)
+    shown, more = listed[:MAX_ROWS], len(listed) > MAX_ROWS
     older = f"/jobs?{f'state={state}&' if state else ''}before={shown[-1].id}" if more else ""
     rows = fill(
         request,
@@ -185,16 +200,16 @@ def _lists(
     )
     seconds, now = store.settings.lease_seconds, store.clock()
     # An agent is there if it was heard of so lately that it would keep a job.
-    agents = [(one, now - one.seen <= seconds) for one in store.agents.list()]
-    told = fill(request, "agents.html", caller, agents=agents)
-    return [Part("rows", "", rows), Part("agents", "Agents", told)]
+    agents = [(agent, abs(now - agent.seen) <= seconds) for agent in store.agents.list()]
+    table = fill(request, "agents.html", caller, agents=agents)
+    return [Part("rows", "", rows), Part("agents", "Agents", table)]
 
 
 # ------------------------------------------------------------------------------------------ a job
 
 
 @router.get("/{job}")
-def job_page(request: Request, store: Stored, caller: PageReader, job: Identifier) -> Response:
+def job_page(request: Request, store: StoreDep, caller: PageReader, job: Identifier) -> Response:
     """The page of one job."""
     info = store.jobs.get(job)
     return render(request, "job.html", caller, job=info, live=_live(request, store, caller, info))
@@ -202,7 +217,7 @@ def job_page(request: Request, store: Stored, caller: PageReader, job: Identifie
 
 @router.get("/{job}/live")
 def job_live(
-    request: Request, store: Stored, caller: PageReader, job: Identifier, have: Have = ""
+    request: Request, store: StoreDep, caller: PageReader, job: Identifier, have: Have = ""
 ) -> Response:
     """What has changed on it."""
     info = store.jobs.get(job)
@@ -211,15 +226,23 @@ def job_live(
     return answer_live(request, caller, have, etag, lambda: _live(request, store, caller, info))
 
 
+@router.get("/{job}/artifacts/{name}")
+def download(
+    request: Request, store: StoreDep, _caller: PageReader, job: Identifier, name: ArtifactName
+) -> Response:
+    """A file of a job, to be saved."""
+    return handed_out(request, store, job, name)
+
+
 @router.post("/{job}/approve", dependencies=[Depends(check_form)])
-def approve_job(store: Stored, caller: PageSubmitter, job: Identifier) -> Response:
+def approve_job(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Response:
     """Let a plan be followed, and show the job."""
     api.approve_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)
 
 
 @router.post("/{job}/cancel", dependencies=[Depends(check_form)])
-def cancel_job(store: Stored, caller: PageSubmitter, job: Identifier) -> Response:
+def cancel_job(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Response:
     """End a job, and show it."""
     api.cancel_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)
@@ -232,8 +255,24 @@ def _run_of(store: Store, info: JobInfo) -> RunInfo | None:
     return None
 
 
+def _files_part(request: Request, store: Store, caller: Caller, job: str) -> list[Part]:
+    """The end of the newest log, and the list of files; empty where there are none."""
+    files = store.artifacts.of(job).artifacts
+    if not files:
+        return []
+    logs = [file for file in files if file.name in get_args(LogName) and file.name != "workers.log"]
+    newest = max(logs, key=lambda log: log.created, default=None)
+    text = ""
+    if newest is not None:
+        with suppress(ServiceProblem):  # the place of artifacts is away: the page is of use without
+            text = store.artifacts.tail(job, newest.name, SHOWN_BYTES)
+    sized = [(file, size(file.size)) for file in files]
+    values = {"job": job, "files": sized, "newest": newest, "text": text}
+    return [Part("files", "Logs and files", fill(request, "job_files.html", caller, **values))]
+
+
 def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live:
-    """Where the job stands, then its plan if it has one, else what it asks for."""
+    """The state of the job, then its plan if it has one, else its keys."""
     says = SAYS[info.state]
     if info.state == "planned" and (info.approved or info.auto):
         says = "Its plan is approved; it waits for an agent."
@@ -256,30 +295,30 @@ def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live
             when = "while it trained"
         why = fill(request, "job_failure.html", caller, job=info, when=when)
         parts.append(Part("failure", "Why it failed", why))
-    parts += files_part(request, store, caller, info.id)
+    parts += _files_part(request, store, caller, info.id)
     plan = store.jobs.plan(info.id) if info.has_plan else None
     if plan is not None:
         parts += plan_parts(plan, store.jobs.profile(info.id))
     else:
-        with other_keys_come():  # it is as it was submitted, by the rules of then
-            asked = Job.model_validate(info.job)
-        parts.append(Part("job", "The job", job_text(asked)))
+        with other_keys_come():  # it was submitted by the rules of another version
+            job = Job.model_validate(info.job)
+        parts.append(Part("job", "The job", job_text(job)))
     title = f"{info.state}: {info.name} - Batchwright"
     return Live(says, parts, info.state in ENDED, title)
 
 
-# ------------------------------------------------------------- a job as people paste it, untrusted
+# ------------------------------------------------------------- the text of a job, from a form
 
 
 class JobTextError(ValueError):
-    """What is wrong with a job's text, in a sentence."""
+    """A mistake in a job's text, described in a sentence."""
 
 
 def job_of_text(text: str) -> Job:
-    """The job that a text describes.
+    """The job that a YAML text describes.
 
     Raises:
-        JobTextError: It is too long, not YAML with keys, or a key is wrong.
+        JobTextError: The text is too long, not YAML with keys, or a key is wrong.
     """
     try:
         return change_job(Job(), keys_of_text(text))
@@ -288,10 +327,10 @@ def job_of_text(text: str) -> Job:
 
 
 def keys_of_text(text: str) -> dict[str, Any]:
-    """The keys of a YAML text. Anchors are refused: a few of them can stand for gigabytes.
+    """The keys of a YAML text. Anchors are refused: a few of them can expand to gigabytes.
 
     Raises:
-        JobTextError: It is too long, too deep, or not YAML with keys.
+        JobTextError: The text is too long, too deeply nested, or not YAML with keys.
     """
     if len(text) > LONGEST_JOB:
         raise JobTextError(f"A job has at most {LONGEST_JOB // 1024} KiB of text.")
@@ -308,7 +347,11 @@ def keys_of_text(text: str) -> dict[str, Any]:
 
 
 def _check_shape(text: str) -> None:
-    """Refuse what no job needs and a parser takes long for; it is parsed no further than that."""
+    """Refuse a text that would take its parser too long, before more of it is parsed.
+
+    Raises:
+        JobTextError: The text has more parts or levels than any job, a long value or an anchor.
+    """
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
         if number > MOST_PARTS:

@@ -1,7 +1,7 @@
-"""What the planner's form asks, and how its words become job keys.
+"""The planner's form: its fields, and how their texts become job keys.
 
-People write `2 h 30 min`, `8 GiB` and `0.35`; a job has seconds, bytes and numbers. What is wrong
-is told beside the field that it is in.
+People write `2 h 30 min`, `8 GiB` and `0.35`; a job has seconds, bytes and numbers. An error is
+shown beside its field.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from batchwright.records.service import PlanRequest
 from batchwright.records.text.amounts import NUMBER, bytes_of, rate_of, seconds_of
 from batchwright.records.text.job_keys import job_keys, meaning
 from batchwright.service.plan_answers import planned
-from batchwright.service.problems import TooMany
+from batchwright.service.problems import TooMany, Unavailable
 
 MAX_KEYS = 40
-"""Lines of further keys."""
+"""Maximum lines of the field of other job keys."""
 
 OBJECTIVES = (
     ("", "as in the profile"),
@@ -81,11 +81,12 @@ def _rate(words: str) -> int:
 
 
 def _lines(words: str) -> list[tuple[str, str]]:
+    """Job keys and their values, from lines ``key=value``."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     if len(lines) > MAX_KEYS:
         raise ValueError(f"Give at most {MAX_KEYS} keys.")
     known = job_keys(Job)
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for line in lines:
         key, equals, value = line.partition("=")
         if not equals or not key.strip():
@@ -93,10 +94,10 @@ def _lines(words: str) -> list[tuple[str, str]]:
         if key.strip() not in known:
             hint = meaning(key.strip()[:60], known) or "`docs/job.md` has them all."
             raise ValueError(f"There is no job key {key.strip()[:60]!r}: {hint}")
-        if any(key.strip() == one and value.strip() != other for one, other in found):
+        if any(key.strip() == former and value.strip() != other for former, other in pairs):
             raise ValueError(f"{key.strip()} is given twice: leave one of the two lines out.")
-        found.append((key.strip(), value.strip()))
-    return found
+        pairs.append((key.strip(), value.strip()))
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ class Field:
     """A field of the form.
 
     Attributes:
-        name: Of the field, and the job key that it sets.
-        label: Before it.
-        hint: Below that.
-        read: Makes a value of what is written in it; a `ValueError` says what is wrong.
-        options: To choose from, as (value, words).
+        name: Name of the field: the job key that it sets.
+        label: Label of the field.
+        hint: Hint below the label.
+        read: Parses the field's text; raises `ValueError` with a sentence for the user.
+        options: Options to choose from, as (value, words); empty: a text field.
     """
 
     name: str
@@ -143,14 +144,14 @@ LABELS = {"profile": "Profile", **{one.name: one.label for one in ALL_FIELDS}}
 
 
 @dataclass
-class Asked:
-    """What was filled in.
+class FilledForm:
+    """The form as it was filled in.
 
     Attributes:
-        words: By field, as written.
-        keys: Job keys to change.
-        texts: Further ones, as (key, value).
-        errors: By field, in a sentence; under the empty name what belongs to none.
+        words: Text of each field, by name.
+        keys: Job keys to change, with their values.
+        texts: Other job keys to change, as (key, text of the value).
+        errors: Errors, each a sentence, by field; under the empty name an error of no field.
     """
 
     words: dict[str, str]
@@ -159,54 +160,59 @@ class Asked:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def read_form(given: Mapping[str, str]) -> Asked:
-    """Understand a form; empty fields change nothing."""
-    asked = Asked({one.name: given.get(one.name, "").strip() for one in ALL_FIELDS})
-    for one in ALL_FIELDS:
-        words = asked.words[one.name]
+def read_form(given: Mapping[str, str]) -> FilledForm:
+    """Parse a form; empty fields change no job key."""
+    form = FilledForm({each.name: given.get(each.name, "").strip() for each in ALL_FIELDS})
+    for each in ALL_FIELDS:
+        words = form.words[each.name]
         if not words:
             continue
         try:
-            if one.name == "keys":
-                asked.texts = _lines(words)
+            if each.name == "keys":
+                form.texts = _lines(words)
             else:
-                asked.keys[one.name] = one.read(words)
+                form.keys[each.name] = each.read(words)
         except ValueError as error:
-            asked.errors[one.name] = str(error)
-    return asked
+            form.errors[each.name] = str(error)
+    return form
 
 
-def answer_form(profile: Profile, asked: Asked) -> Plan | None:
-    """The plan that was asked for, as `batchwright plan` makes it; `None` adds to the errors.
+def answer_form(profile: Profile, form: FilledForm) -> Plan | None:
+    """The plan for a form, as `batchwright plan` makes it; `None` where the form has errors, or
+    gets one here.
 
     Raises:
-        TooMany: Others plan; nothing is wrong with what was asked.
+        TooMany: The service is busy with other plans; nothing is wrong with the form.
+        Unavailable: Planning took too long, or the system ended its process.
     """
-    if asked.errors:
+    if form.errors:
         return None
-    # As the command line takes them.
-    keys = asked.keys | {key: None if raw in ("null", "~") else raw for key, raw in asked.texts}
+    # Null is written as on the command line.
+    keys = form.keys | {key: None if raw in ("null", "~") else raw for key, raw in form.texts}
     try:
         return planned(PlanRequest(profiles=(profile,), keys=keys))
-    except TooMany:
+    except (TooMany, Unavailable):  # may pass: not to be kept as the answer to this form
         raise
     except BatchwrightError as error:
         words = one_line(error)
-        asked.errors[_field_of(words, asked)] = words
+        form.errors[_field_of(words, form)] = words
         return None
 
 
-def _field_of(words: str, asked: Asked) -> str:
-    """The field that a message is about: the first one that it names, of those filled in first."""
-    names = [one.name for one in ALL_FIELDS if one.name != "keys"]
-    found = sorted((words.find(name), name) for name in names if _names(words, name))
-    filled = [name for _, name in found if asked.words[name]]
+def _field_of(words: str, form: FilledForm) -> str:
+    """The field that a message is about: the first filled-in field that it names; else the field of
+    other keys, if it names one of these; else the first field that it names; else none.
+    """
+    names = [each.name for each in ALL_FIELDS if each.name != "keys"]
+    named = sorted((words.find(name), name) for name in names if _names(words, name))
+    filled = [name for _, name in named if form.words[name]]
     if filled:
         return filled[0]
-    if any(_names(words, key) for key, _ in asked.texts):
+    if any(_names(words, key) for key, _ in form.texts):
         return "keys"
-    return found[0][1] if found else ""
+    return named[0][1] if named else ""
 
 
 def _names(words: str, key: str) -> bool:
+    """Whether a message names a job key."""
     return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w])", words) is not None

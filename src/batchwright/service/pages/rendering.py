@@ -1,9 +1,9 @@
-"""Templates become answers: escaped throughout, the same frame around each page.
+"""Pages from templates: everything is escaped, and each page has the same frame.
 
-Parts of a page that goes on are asked for again and again. Each carries a version, the digest of
-its markup. The script tells which versions it has; what it has already is answered as an empty part
-of the same version. Where nothing at all can have changed since the last answer, its ETag says so
-before anything is drawn.
+The script of a live page requests its parts again and again. Each part has a version, the digest of
+its markup. The script sends the versions that it has; a part that it has already is answered empty,
+with its version. Where nothing can have changed since the last answer, the ETag says so before
+anything is drawn.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TITLES = {
 }
 
 Have = Annotated[str, Query(max_length=2000)]
-"""Which parts a page has already: ``name.version`` of each, joined by ``~``."""
+"""The parts that a page has already: ``name.version`` of each, joined by ``~``."""
 
 
 def render(
@@ -64,15 +64,15 @@ def render(
     live: Live | None = None,
     **values: Any,
 ) -> HTMLResponse:
-    """A page, or a fragment of one.
+    """A page, or a fragment of one, as an answer.
 
     Args:
-        request: What is answered.
-        template: Name of its file.
-        caller: Who is signed in; `None` shows no navigation.
-        status: Of the answer.
-        live: What changes on it.
-        values: What the template shows; strings are escaped, `markupsafe.Markup` is not.
+        request: The request.
+        template: File name of the template.
+        caller: The caller who is signed in; `None`: the page has no navigation.
+        status: HTTP status of the answer.
+        live: The parts of the page that change.
+        values: Values for the template; strings are escaped, `markupsafe.Markup` is not.
     """
     values |= shown_live(live) if live is not None else {}
     text = fill(request, template, caller, **values)
@@ -80,7 +80,7 @@ def render(
 
 
 def fill(request: Request, template: str, caller: Caller | None, **values: Any) -> str:
-    """A part of a page as markup; escaped as in `render`."""
+    """A filled template as markup; escaped as in `render`."""
     return (
         _environment()
         .get_template(template)
@@ -96,7 +96,7 @@ def fill(request: Request, template: str, caller: Caller | None, **values: Any) 
 
 
 def error_page(request: Request, problem: ServiceProblem) -> Response:
-    """The page that tells of ``problem``; one who is not signed in learns how to."""
+    """The page that describes a problem; to a browser that is not signed in, how to sign in."""
     caller: Caller | None = getattr(request.state, "visitor", None)
     return render(
         request,
@@ -111,13 +111,13 @@ def error_page(request: Request, problem: ServiceProblem) -> Response:
 
 @dataclass(frozen=True)
 class Live:
-    """What changes on a page.
+    """The content of a page that changes.
 
     Attributes:
-        says: The newest thing, in a sentence.
-        parts: In order.
-        over: Whether nothing more is to come.
-        title: For the window; empty where it stays.
+        says: The newest event, in a sentence, also for screen readers.
+        parts: Parts of the page, in order.
+        over: Whether nothing will change any more.
+        title: Title of the window; empty: unchanged.
     """
 
     says: str
@@ -129,7 +129,15 @@ class Live:
 def answer_live(
     request: Request, caller: Caller, have: str, etag: str, draw: Callable[[], Live]
 ) -> Response:
-    """What has changed on a page; nothing is drawn for who has what ``etag`` stands for."""
+    """The parts of a page that have changed, as an answer.
+
+    Args:
+        request: The request; if it names ``etag``, nothing is drawn.
+        caller: The caller who is signed in.
+        have: The parts that the page has already, see `Have`.
+        etag: Digest of all that the page depends on.
+        draw: Draws the page's content.
+    """
     headers = {"ETag": f'"{etag}"', "Cache-Control": "private, no-cache", "Vary": "Cookie"}
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
@@ -139,37 +147,43 @@ def answer_live(
 
 
 def shown_live(live: Live, have: str = "") -> dict[str, Any]:
-    """What changes on a page, for a template."""
-    there = set(have.split("~"))
+    """The content of a page that changes, as values for a template; parts in ``have`` are empty."""
+    present = set(have.split("~"))
     parts = []
-    for one in live.parts:
-        digest = digest_of(one.title, one.content)
-        known = f"{one.name}.{digest}" in there
-        content = Markup("") if known else drawn(one.content)
-        told = {"name": one.name, "title": one.title, "version": digest, "known": known}
-        told["folded"] = one.folded
-        parts.append({**told, "content": content})
+    for part in live.parts:
+        version = digest_of(part.title, part.content)
+        known = f"{part.name}.{version}" in present
+        parts.append(
+            {
+                "name": part.name,
+                "title": part.title,
+                "version": version,
+                "known": known,
+                "folded": part.folded,
+                "content": Markup("") if known else drawn(part.content),
+            }
+        )
     return {"says": live.says, "over": live.over, "title": live.title, "parts": parts}
 
 
 def digest_of(*values: object) -> str:
-    """A short digest of some values, the version of this program among them."""
+    """A short digest of values and of this program's version."""
     text = "\x00".join([VERSION, *map(str, values)])
     return sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def sentence(words: str) -> str:
-    """An error's line, as people write."""
+    """An error's line as a sentence, with a capital and a full stop."""
     return f"{words[:1].upper()}{words[1:]}."
 
 
 def piece(template: str, **values: Any) -> str:
-    """A filled template that is the same for everybody."""
+    """A filled template that is the same for all callers."""
     return _environment().get_template(template).render(**values)
 
 
 def drawn(markup: str) -> Markup:
-    """What `batchwright.reporting` drew: it has escaped every word from outside."""
+    """Markup of `batchwright.reporting`, which has escaped every text from outside."""
     return Markup(markup)  # noqa: S704 - escaped where it was made
 
 
@@ -202,19 +216,19 @@ def _environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """What a template prints: control and direction characters of names are made visible."""
+    """A value as a template prints it, with control and direction characters made visible."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return printable(value)
     return value
 
 
 def _lines(text: str) -> Markup:
-    """Text that keeps its line ends, as in a text area."""
+    """Text with its line ends kept, for a text area."""
     return Markup("\n").join(escape(printable(line)) for line in text.splitlines())
 
 
 def time_element(at: float) -> Markup:
-    """A moment; the script tells how long ago it was, and in the reader's own time."""
+    """A moment in UTC; the script replaces it by how long ago it was, with the local time."""
     moment = datetime.fromtimestamp(at, UTC)
     return Markup('<time data-ago datetime="{}">{} UTC</time>').format(
         moment.isoformat(timespec="milliseconds"), f"{moment:%Y-%m-%d %H:%M:%S}"
@@ -223,6 +237,6 @@ def time_element(at: float) -> Markup:
 
 @pass_context
 def _may(context: Context, *scopes: str) -> bool:
-    """Whether who is signed in has one of ``scopes``."""
+    """Whether the caller who is signed in has one of ``scopes``."""
     caller: Caller | None = context.get("caller")
     return caller is not None and caller.may(*scopes)

@@ -1,6 +1,6 @@
-"""One run: its page, what changes on it, and its files.
+"""The page of a run, and its files for download.
 
-The page is drawn part by part from what the store holds: a few hundred records of however many.
+The page is drawn from a few hundred of the run's records, however many there are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from batchwright.reporting.pages.live_page import (
     tiles,
 )
 from batchwright.reporting.pages.page import page as report_page
-from batchwright.service.access import PageReader, Stored, check_form, need_page
+from batchwright.service.access import PageReader, StoreDep, check_form, need_page
 from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -42,25 +42,26 @@ from batchwright.service.store.tokens import Caller
 router = APIRouter(prefix="/runs", include_in_schema=False)
 
 MAX_EPOCHS = 160
-"""Epoch lines that are drawn; of a longer run, evenly spaced ones."""
+"""Maximum number of epoch lines that are drawn; of a longer run, evenly spaced ones."""
 MAX_STEPS = 200
 MAX_SHARES = 160
 MAX_ROUNDS = 400
 MAX_NOTES = 20
 MAX_KEPT = 32
-"""Pages that are kept drawn: two who look at the same run cost no more than one."""
+"""Drawn pages that stay in memory, for all browsers that show the same run."""
 
 OVER = ("finished", "failed")
-"""States of which a page need not ask again; a run that was stopped may go on."""
+"""States in which a page does not change any more; a stopped run may go on."""
 
 ENDED = ("finished", "failed", "stopped")
 
 
 Draw = Callable[[RunInfo, str], Live]
+"""Draws the page of a run; the second argument is `_etag` of the run."""
 
 
 def run_pages(store: Store) -> Draw:
-    """Draws the page of a run, of which `_etag` says what it depends on; the newest are kept."""
+    """The function that draws the page of a run and keeps the newest pages in memory."""
 
     @lru_cache(maxsize=MAX_KEPT)
     def draw(info: RunInfo, _etag: str) -> Live:
@@ -74,11 +75,11 @@ def run_pages(store: Store) -> Draw:
             has_profile=story.profile is not None,
             has_summary=story.summary is not None,
         )
-        told = [*run_parts(story), *plan_parts(story.plan, story.profile, folded=True)]
-        contents = Part("contents", "", piece("contents.html", parts=told))
+        parts = [*run_parts(story), *plan_parts(story.plan, story.profile, folded=True)]
+        contents = Part("contents", "", piece("contents.html", parts=parts))
         return Live(
             happened(story),
-            [Part("now", "", now), contents, *told],
+            [Part("now", "", now), contents, *parts],
             over=info.state in OVER,
             title=f"{info.epochs_done}/{info.epochs} {info.name} - Batchwright",
         )
@@ -87,7 +88,7 @@ def run_pages(store: Store) -> Draw:
 
 
 @router.get("/{run}")
-def run_page(request: Request, store: Stored, caller: PageReader, run: Identifier) -> Response:
+def run_page(request: Request, store: StoreDep, caller: PageReader, run: Identifier) -> Response:
     """The page."""
     info = store.runs.get(run)
     live = request.app.state.draw_run(info, _etag(store, info))
@@ -96,7 +97,7 @@ def run_page(request: Request, store: Stored, caller: PageReader, run: Identifie
 
 @router.get("/{run}/live")
 def run_live(
-    request: Request, store: Stored, caller: PageReader, run: Identifier, have: Have = ""
+    request: Request, store: StoreDep, caller: PageReader, run: Identifier, have: Have = ""
 ) -> Response:
     """What has changed on the page."""
     info = store.runs.get(run)
@@ -106,7 +107,10 @@ def run_live(
 
 @router.post("/{run}/delete", dependencies=[Depends(check_form)])
 def delete_run(
-    request: Request, store: Stored, caller: Annotated[Caller, need_page("admin")], run: Identifier
+    request: Request,
+    store: StoreDep,
+    caller: Annotated[Caller, need_page("admin")],
+    run: Identifier,
 ) -> Response:
     """Delete a run, and show the others."""
     store.runs.delete(run)
@@ -116,8 +120,8 @@ def delete_run(
 
 
 @router.get("/{run}/files/{name}")
-def run_file(store: Stored, _caller: PageReader, run: Identifier, name: str) -> Response:
-    """A document of the run as a file to keep; there are four names."""
+def run_file(store: StoreDep, _caller: PageReader, run: Identifier, name: str) -> Response:
+    """A document of the run as a file to download; there are four names."""
     runs = store.runs
     kind = "application/json"
     if name == "plan.json":
@@ -135,12 +139,12 @@ def run_file(store: Stored, _caller: PageReader, run: Identifier, name: str) -> 
 
 
 def _etag(store: Store, info: RunInfo) -> str:
-    """What the page of a run depends on; cheap to find out."""
+    """Digest of all that the page of a run depends on, by one quick query."""
     return digest_of(info.model_dump_json(), store.advice.numbers(info.id))
 
 
 def story_of(store: Store, info: RunInfo) -> RunStory:
-    """A run with as many of its lines as are drawn."""
+    """A run with its documents and the lines that its page draws."""
     plan, profile = store.runs.plan(info.id), store.runs.profile(info.id)
     summary = store.runs.summary(info.id) if info.state == "finished" else None
     return RunStory(
@@ -159,7 +163,7 @@ def lines_of(store: Store, info: RunInfo) -> RunLines:
     records = store.records
     epochs = records.page(info.id, "epoch", MAX_EPOCHS)
     recent = max(-1, info.records - 1 - MAX_ROUNDS)
-    told = [
+    lines = [
         *epochs.records,
         *records.page(info.id, "step", MAX_STEPS).records,
         *records.page(info.id, "shares", MAX_SHARES).records,
@@ -167,21 +171,25 @@ def lines_of(store: Store, info: RunInfo) -> RunLines:
         *records.page(info.id, "note", MAX_NOTES).records,
     ]
     return RunLines(
-        epochs=[line for line in told if isinstance(line, EpochLine)],
-        steps=[line for line in told if isinstance(line, StepLine)],
-        shares=[line for line in told if isinstance(line, SharesLine)],
-        rounds=[line for line in told if isinstance(line, RoundLine)],
-        notes=[line for line in told if isinstance(line, NoteLine)],
+        epochs=[line for line in lines if isinstance(line, EpochLine)],
+        steps=[line for line in lines if isinstance(line, StepLine)],
+        shares=[line for line in lines if isinstance(line, SharesLine)],
+        rounds=[line for line in lines if isinstance(line, RoundLine)],
+        notes=[line for line in lines if isinstance(line, NoteLine)],
         stride=epochs.stride,
     )
 
 
 def seconds_left(story: RunStory, info: RunInfo) -> float | None:
-    """Seconds until the end by the clock on the wall; of a simulated cluster by the pace so far."""
-    told = story.spending
+    """Expected seconds by the wall clock until a run ends; `None` if not known. On a simulated
+    cluster, whose own clock is another one, they follow from the pace of the epochs so far.
+    """
+    spending = story.spending
     if not story.so_far.simulated:
-        return None if told.expected is None else max(0.0, told.expected - told.so_far)
+        if spending.expected is None:
+            return None
+        return max(0.0, spending.expected - spending.so_far)
     done = len(story.so_far.epochs) * story.lines.stride + (story.now.share if story.now else 0.0)
     if not done:
         return None
-    return (info.changed - info.created) * max(0.0, told.epochs - done) / done
+    return (info.changed - info.created) * max(0.0, spending.epochs - done) / done

@@ -1,4 +1,4 @@
-"""The list of runs: found by words and state, some at a time, up to date by itself."""
+"""The page of all runs, filtered by text and state, a page at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Before = Annotated[Identifier | None, Query()]
 
 @router.get("/")
 def home(_caller: PageReader) -> Response:
-    """The runs are what most come for."""
+    """The start page: the list of runs."""
     return RedirectResponse("/runs", 303)
 
 
@@ -68,7 +68,7 @@ def runs_rows(
 
 
 class _Listed:
-    """Some of the runs."""
+    """A page of the list of runs; ``etag`` is a digest of all that the page depends on."""
 
     def __init__(
         self,
@@ -80,20 +80,20 @@ class _Listed:
     ) -> None:
         self._request, self._caller = request, caller
         self._asked = {"query": query, "state": state, "before": before}
-        found = store_of(request).runs.list(MAX_ROWS + 1, before, state, query)
-        self.runs: list[RunInfo] = found[:MAX_ROWS]
-        self._more = len(found) > MAX_ROWS
-        told = [one.model_dump_json() for one in self.runs]
-        self.etag = digest_of(*told, self._more, self._asked, csrf_of(request))
+        runs = store_of(request).runs.list(MAX_ROWS + 1, before, state, query)
+        self.runs: list[RunInfo] = runs[:MAX_ROWS]
+        self._more = len(runs) > MAX_ROWS
+        rows = [run.model_dump_json() for run in self.runs]
+        self.etag = digest_of(*rows, self._more, self._asked, csrf_of(request))
 
     def address(self, path: str, **changes: str | None) -> str:
-        """A page of the same words and state."""
+        """Address of a page of the list, with this one's filters but for ``changes``."""
         asked = {key: value for key, value in (self._asked | changes).items() if value}
         return f"{path}?{urlencode(asked)}" if asked else path
 
     def live(self) -> Live:
-        """How many run, and the rows, or what to do where there are none."""
-        running = sum(one.state == "running" for one in self.runs)
+        """The rows, or what to do where there are none."""
+        running = sum(run.state == "running" for run in self.runs)
         content = fill(
             self._request,
             "runs_rows.html",

@@ -1,7 +1,7 @@
-"""A link that works once signs a browser in.
+"""The pages that sign a browser in, by a one-time link, and out.
 
-Opening the link changes nothing: programs that look at links before people do would use it up. Its
-page has one button, which sends the secret back; the session's cookie comes with the answer.
+Opening the link changes nothing: programs that follow links before people do would use it up. Its
+page has one button, which sends the secret back; the answer sets the session's cookie.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from batchwright.service.access import (
-    Stored,
+    StoreDep,
     check_form,
     forget,
     need_page,
@@ -40,7 +40,7 @@ def sign_in_page(request: Request, link: Secret = "") -> Response:
 
 @router.post("/sign-in", dependencies=[open_to_all()])
 def sign_in(
-    request: Request, store: Stored, link: Annotated[str, Form(max_length=200)]
+    request: Request, store: StoreDep, link: Annotated[str, Form(max_length=200)]
 ) -> Response:
     """Exchange a link's secret for a session. Nobody is signed in, so there is no form to check."""
     session = store.sign_in.enter(link)
@@ -54,7 +54,7 @@ def sign_in(
 
 
 @router.post("/sign-out", dependencies=[Depends(check_form)])
-def sign_out(request: Request, store: Stored, caller: Annotated[Caller, need_page()]) -> Response:
+def sign_out(request: Request, store: StoreDep, caller: Annotated[Caller, need_page()]) -> Response:
     """End the session."""
     store.sign_in.leave(session_of(request))
     store.audit.note(caller.name, "sign-out", "")

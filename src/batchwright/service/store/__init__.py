@@ -1,7 +1,7 @@
-"""What the service keeps: plain values and records in, records out.
+"""The store: all that the service keeps, in a database and a place of artifacts.
 
-Each part of the store speaks for one table or two. Nothing here knows of HTTP or of pages; what
-cannot be done is told as a `problems.ServiceProblem`.
+Each `Part` reads and writes one table or two, and returns records. Nothing here knows of HTTP or of
+pages; what cannot be done raises a `problems.ServiceProblem`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["Store"]
 
 
 class Store:
-    """What the service keeps. Safe to use from several threads; several processes may share a
+    """All parts of the store. Safe to use from several threads; several processes may share a
     database.
 
     Args:
-        engine: From `open_engine`; its schema is up to date.
+        engine: Engine from `open_engine`, whose database has the newest schema.
         settings: Limits and delays.
         clock: Unix time in seconds; tests set it.
         steady: Seconds by a clock that never jumps; unset: the system's, or a test's ``clock``.
@@ -51,7 +51,7 @@ class Store:
         self.settings = settings
         self.clock = clock
         self.database = Database(engine)
-        self._looked: float | None = None  # when `tidy` looked last
+        self._tidied: float | None = None  # when `tidy` was called last
         common = (self.database, settings, clock)
         self.tokens = Tokens(*common)
         self.sign_in = SignIn(*common)
@@ -60,7 +60,7 @@ class Store:
         self.advice = AdviceStore(*common)
         steady = steady or (time.monotonic if clock is time.time else clock)
         self.jobs = Jobs(*common, steady)
-        self.agents = Agents(*common, self.jobs.kept_for, self.jobs.note_again)
+        self.agents = Agents(*common, self.jobs.kept_for, self.jobs.note_restart)
         self.artifacts = Artifacts(*common)
         self.notices = Notices(*common)
         self.profiles = Profiles(*common)
@@ -70,19 +70,19 @@ class Store:
     def open(
         cls, settings: Settings, clock: Clock = time.time, steady: Clock | None = None
     ) -> Store:
-        """The store of ``settings.database``, its schema brought up to date.
+        """The store of ``settings.database``, whose schema is brought up to date.
 
         Raises:
-            BatchwrightError: It cannot be reached, or is of a newer version.
+            BatchwrightError: The database cannot be opened, or is of a newer version.
         """
         engine = open_engine(settings.database)
         try:
             migrate(Database(engine))
         except SQLAlchemyError as error:
             engine.dispose()
-            told = str(getattr(error, "orig", error) or error).strip().splitlines()
+            lines = str(getattr(error, "orig", error) or error).strip().splitlines()
             raise BatchwrightError(
-                f"cannot open the database {shown(settings.database)}: {told[0]}; "
+                f"cannot open the database {shown(settings.database)}: {lines[0]}; "
                 "is it running, and may you write to it?"
             ) from None
         except BaseException:
@@ -91,11 +91,11 @@ class Store:
         return cls(engine, settings, clock, steady)
 
     def check(self) -> None:
-        """Nothing, if the database answers and is of this version.
+        """Return if the database answers and is of this version.
 
         Raises:
-            BatchwrightError: It is of another version.
-            SQLAlchemyError: It does not answer.
+            BatchwrightError: The database is of another version.
+            SQLAlchemyError: The database does not answer.
         """
         with self.database.reading() as connection:
             connection.execute(text("SELECT 1"))
@@ -104,18 +104,18 @@ class Store:
             raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
 
     def tidy(self) -> list[str]:
-        """Delete what `Settings` says is too old; returns the runs' identifiers.
+        """Delete what is older than `Settings.retention_days`; returns identifiers of the runs.
 
-        It must have been so at the last look, too, so the first one deletes nothing; and each takes
-        a tenth of them at most, the oldest. A machine's clock may be ahead, most likely just after
-        its start, and what is deleted by it does not come back.
+        Only what was too old at the last call already is deleted, so the first call deletes
+        nothing, and a tenth of each table at most, the oldest: a machine's clock may be ahead, most
+        likely just after its start, and what is deleted by it does not come back.
         """
         self.sign_in.forget_expired()
         self.runs.forget_deleted()
         gone: list[str] = []
         if self.settings.retention_days is not None:
-            now, last = self.clock(), self._looked
-            self._looked = now
+            now, last = self.clock(), self._tidied
+            self._tidied = now
             before = min(now, 0.0 if last is None else last) - self.settings.retention_days * DAY
             for part in (self.jobs, self.profiles, self.audit):
                 part.delete_old(before)

@@ -9,7 +9,7 @@ from sqlalchemy import RowMapping, insert, select, update
 from batchwright.algorithms.splicing import spliced
 from batchwright.records import Plan
 from batchwright.records.service import Advice
-from batchwright.service.database.tables import THERE, advice, runs
+from batchwright.service.database.tables import NOT_DELETED, advice, runs
 from batchwright.service.problems import NotFound
 from batchwright.service.store.part import Part, missing
 
@@ -18,23 +18,30 @@ class AdviceStore(Part):
     """The table of advice."""
 
     def offer(self, run: str, epoch: int, reason: str, plan: Plan) -> Advice:
-        """Store advice as the run's newest; its reporter learns of it with its next message."""
+        """Store advice as the run's newest; its reporter learns the number with its next answer.
+
+        Args:
+            run: Identifier of the run.
+            epoch: First epoch that the new plan is for, zero-based.
+            reason: Measured against predicted, and what would change.
+            plan: The new plan, of the whole run.
+        """
         with self._database.writing() as connection:
             newest = connection.execute(
-                select(runs.c.advice).where(runs.c.id == run, THERE).with_for_update()
+                select(runs.c.advice).where(runs.c.id == run, NOT_DELETED).with_for_update()
             ).scalar()
             if newest is None:
                 raise missing("run", run)
-            given = Advice(number=newest + 1, epoch=epoch, reason=reason, plan=plan)
-            values = given.model_dump(exclude={"plan"}) | {"plan": plan.model_dump_json()}
+            offered = Advice(number=newest + 1, epoch=epoch, reason=reason, plan=plan)
+            values = offered.model_dump(exclude={"plan"}) | {"plan": plan.model_dump_json()}
             connection.execute(insert(advice).values(run_id=run, created=self._clock(), **values))
-            connection.execute(update(runs).where(runs.c.id == run).values(advice=given.number))
-        return given
+            connection.execute(update(runs).where(runs.c.id == run).values(advice=offered.number))
+        return offered
 
     def list(self, run: str) -> list[Advice]:
         """All advice to a run, the oldest first."""
         with self._database.reading() as connection:
-            wanted = select(runs.c.id).where(runs.c.id == run, THERE)
+            wanted = select(runs.c.id).where(runs.c.id == run, NOT_DELETED)
             if connection.execute(wanted).first() is None:
                 raise missing("run", run)
             rows = connection.execute(
@@ -43,14 +50,18 @@ class AdviceStore(Part):
             return [_advice_of(row) for row in rows]
 
     def numbers(self, run: str) -> tuple[tuple[int, int | None], ...]:
-        """Number of each advice and the epoch from which it is followed, without the plans."""
+        """Number of each advice and the zero-based epoch from which it is followed, if it is."""
         wanted = select(advice.c.number, advice.c.taken).where(advice.c.run_id == run)
         return tuple((row.number, row.taken) for row in self._read(wanted.order_by("number")))
 
     def taken(self, run: str, number: int, epoch: int) -> Advice:
-        """Note that a run follows advice from ``epoch`` on; telling it again changes nothing.
+        """Store that a run follows advice; once more changes nothing.
 
-        That may be later than it was meant: the run's plan is then the old one up to there.
+        Args:
+            run: Identifier of the run.
+            number: Number of the advice.
+            epoch: First epoch that is trained by the new plan, zero-based. It may be later than
+                `Advice.epoch`: the run's plan is then the former one up to there.
 
         Raises:
             NotFound: There is no such run or advice.
@@ -58,7 +69,7 @@ class AdviceStore(Part):
         """
         with self._database.writing() as connection:
             followed = connection.execute(
-                select(runs.c.plan).where(runs.c.id == run, THERE).with_for_update()
+                select(runs.c.plan).where(runs.c.id == run, NOT_DELETED).with_for_update()
             ).scalar()
             which = (advice.c.run_id == run, advice.c.number == number)
             row = (

@@ -1,12 +1,11 @@
-"""Agents: who carries out jobs, and when they were last heard of."""
+"""The table of agents: which jobs they carry out, and when they were last heard of."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import ColumnElement, Connection, and_, delete, select, update
 
 from batchwright.records.service import AgentInfo, AgentIntroduction
 from batchwright.records.text.formatting import duration
@@ -28,11 +27,11 @@ class Agents(Part):
     """The table of agents.
 
     Args:
-        database: Holds it.
+        database: The database.
         settings: Limits and delays.
         clock: Unix time in seconds.
         kept_for: `Jobs.kept_for`.
-        note_again: `Jobs.note_again`.
+        note_restart: `Jobs.note_restart`.
     """
 
     def __init__(
@@ -41,28 +40,28 @@ class Agents(Part):
         settings: Settings,
         clock: Clock,
         kept_for: Callable[[Connection, str], float],
-        note_again: Callable[[Connection, str], None],
+        note_restart: Callable[[Connection, str], None],
     ) -> None:
         super().__init__(database, settings, clock)
-        self._kept_for, self._note_again = kept_for, note_again
+        self._kept_for, self._note_restart = kept_for, note_restart
 
     def introduce(self, introduction: AgentIntroduction, owner: str) -> AgentInfo:
-        """Store an agent, or hear of it again; what it carries out is as it says last.
+        """Store an agent; rules and machine of one that is known are replaced.
 
-        A name belongs to the folder that it came from first, for as long as that agent is there or
-        a job waits for it. Where nobody chose the name, the agent gets another one if it is taken,
-        and the same one again when it comes back.
+        A name belongs to the folder of the agent that had it first, for as long as that agent is
+        there or a job is kept for it. Where nobody chose the name and it is taken, the agent gets
+        another name, and the same one again when it comes back.
 
         Args:
-            introduction: Its name, folder, rules and machine.
-            owner: Name of the token that may speak for it from now on.
+            introduction: Name, folder, rules and machine of the agent.
+            owner: Name of the token that reports for the agent from now on.
 
         Raises:
             Conflict: The name is another token's, or another folder's.
-            TooMany: There are too many agents.
+            TooMany: `MAX_AGENTS` are known.
         """
         now = self._clock()
-        told = {
+        values = {
             "allow": json.dumps(introduction.allow),
             "offer": introduction.offer.model_dump_json(),
             "folder": introduction.folder,
@@ -74,21 +73,24 @@ class Agents(Part):
             old = agents.c.seen < now - FORGOTTEN_SECONDS
             connection.execute(delete(agents).where(old, ~working))
             name = self._name_for(connection, introduction, owner)
-            mine = and_(agents.c.name == name, agents.c.owner == owner)
-            if not connection.execute(update(agents).where(mine).values(**told)).rowcount:
+            own = and_(agents.c.name == name, agents.c.owner == owner)
+            if not connection.execute(update(agents).where(own).values(**values)).rowcount:
                 if count(connection, agents) >= MAX_AGENTS:
                     raise TooMany(f"{MAX_AGENTS} agents are known: give yours a fixed --name", 60.0)
-                try:
-                    connection.execute(insert(agents).values(name=name, owner=owner, **told))
-                except IntegrityError:
-                    raise _of_another_token(name) from None
-            # What it could not carry out it may be able to by now.
+                row = self._insert_if_new(agents, name=name, owner=owner, **values)
+                if connection.execute(row.returning(agents.c.name)).first() is None:
+                    raise _of_another_token(name)
+            # It may be able by now to carry out jobs that it refused.
             connection.execute(delete(refusals).where(refusals.c.agent == name))
-            self._note_again(connection, name)
+            self._note_restart(connection, name)
         return self._infos(agents.c.name == name)[0]
 
     def _name_for(self, connection: Connection, introduction: AgentIntroduction, owner: str) -> str:
-        """The name that an agent gets."""
+        """The name that an agent gets.
+
+        Raises:
+            Conflict: Somebody chose the name, and another agent has it.
+        """
         folder, asked = introduction.folder, introduction.name
         former = None
         if folder is not None:
@@ -157,15 +159,20 @@ class Agents(Part):
 
 
 def missing_agent(name: str) -> NotFound:
-    """There is no such agent."""
+    """The error that says that no agent has a name."""
     return NotFound(f"no agent {printable(name[:120])} has introduced itself")
 
 
 def refuse_former_session(name: str, newest: str | None, session: str | None) -> None:
-    """Nothing, if a process is the one that introduced itself last under an agent's name.
+    """Refuse a process of an agent after another one has introduced itself under its name.
+
+    Args:
+        name: Name of the agent.
+        newest: Session of the process that introduced itself last.
+        session: Session of the process that asks; `None` is not refused.
 
     Raises:
-        Conflict: Another one has, since.
+        Conflict: The two are different processes.
     """
     if session is not None and newest != session:
         raise Conflict(
@@ -175,7 +182,9 @@ def refuse_former_session(name: str, newest: str | None, session: str | None) ->
 
 
 def heard_lately(now: float, seconds: float) -> ColumnElement[bool]:
-    """Which agents are there: heard of so few seconds ago, however the clock was set since."""
+    """Condition: an agent was heard of less than ``seconds`` ago. One that was heard of long in the
+    future, before the clock was set back, is not there.
+    """
     return and_(agents.c.seen > now - seconds, agents.c.seen < now + seconds)
 
 

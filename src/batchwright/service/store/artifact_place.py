@@ -1,7 +1,7 @@
-"""Where artifacts lie: objects in a folder, on S3, or wherever fsspec reaches.
+"""The place of artifacts: objects in a folder, on S3, or wherever fsspec reaches.
 
-An object is written once, under a name of its own, and never changed; which of them count, the
-database says. So nothing has to be renamed or locked, which not every place can.
+An object is written once, under a name of its own, and never changed; the database says which
+objects count. So nothing has to be renamed or locked, which some places cannot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE = 2**18
 """Bytes that are read or written at a time."""
 
 BLOCK = 8 * 2**20
-"""Bytes that a remote place is sent at a time, and that are in memory for that."""
+"""Bytes that are sent to a remote place at a time, and are in memory until then."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -31,12 +31,12 @@ class ArtifactPlace:
     """A folder of objects.
 
     Args:
-        url: A local folder, or what fsspec knows, such as ``s3://bucket/folder``; credentials come
-            from the environment, as that system's own tools have them.
+        url: A local folder, or a URL that fsspec knows, such as ``s3://bucket/folder``; credentials
+            come from the environment, in the variables of that system's own tools.
 
     Raises:
-        BatchwrightError: It is no such URL, needs a package that is not there, or cannot be
-            written.
+        BatchwrightError: The URL is invalid or needs a package that is not installed, or the folder
+            cannot be written.
     """
 
     def __init__(self, url: str) -> None:
@@ -53,12 +53,13 @@ class ArtifactPlace:
             raise BatchwrightError(f"--artifacts {shown} needs another package: {hint}") from None
         except (ValueError, TypeError) as error:
             raise BatchwrightError(f"--artifacts {shown}: {one_line(error)}") from None
-        if isinstance(self._files, LocalFileSystem):
+        self._is_local = isinstance(self._files, LocalFileSystem)
+        if self._is_local:
             make_folder(Path(self._root))
-            with suppress(OSError):  # not ours to change, but ours to use
+            with suppress(OSError):  # another user's folder may still be usable
                 Path(self._root).chmod(0o700)
         try:
-            # Better tried now than when the first checkpoint comes.
+            # Tried out now, as an error later would lose the first checkpoint.
             name = str(uuid.uuid4())
             with self.writing(name) as file:
                 file.write(b"batchwright")
@@ -70,25 +71,25 @@ class ArtifactPlace:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Any]:
-        """A binary file that becomes the object when the block ends, safely on its disk.
+        """A binary file that becomes the object when the block ends, synced if it is local.
 
-        Where the block fails, so does the object: nothing of it stays, as far as can be seen to.
+        If the block fails, what was written is removed, as far as the place allows.
 
         Raises:
             NoRoom: The place is full.
-            Unavailable: It cannot be written otherwise.
+            Unavailable: The object cannot be written for another reason.
         """
         file = None
         try:
-            with _telling("written"):
+            with _errors_in_a_line("written"):
                 file = self._files.open(self._at(name), "wb", block_size=BLOCK)
                 yield file
                 file.flush()
-                with suppress(AttributeError, OSError, ValueError):  # a local file only has one
+                if self._is_local:  # a remote place has no file descriptor to sync
                     os.fsync(file.fileno())
                 file.close()
         except BaseException:
-            with suppress(Exception):  # what matters is told already
+            with suppress(Exception):  # the first error counts
                 if file is not None:
                     file.close()
             with suppress(Exception):
@@ -97,31 +98,38 @@ class ArtifactPlace:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Any]:
-        """The object as a binary file.
+        """An object as a binary file.
 
         Raises:
-            NotFound: It is not there any more.
-            Unavailable: It cannot be read.
+            NotFound: The object is not there any more.
+            Unavailable: The object cannot be read.
         """
-        with _telling("read"), self._files.open(self._at(name), "rb", block_size=BLOCK) as file:
+        with (
+            _errors_in_a_line("read"),
+            self._files.open(self._at(name), "rb", block_size=BLOCK) as file,
+        ):
             yield file
 
     def remove(self, name: str) -> None:
         """Remove an object, if it is there.
 
         Raises:
-            Unavailable: It cannot be removed now.
+            Unavailable: The object cannot be removed now.
         """
-        with _telling("cleared"), suppress(FileNotFoundError):
+        with _errors_in_a_line("cleared"), suppress(FileNotFoundError):
             self._files.rm_file(self._at(name))
 
     def _at(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{uuid.UUID(name)}"  # one of ours, and no path
+        return f"{self._root.rstrip('/')}/{uuid.UUID(name)}"  # a UUID leads out of no folder
 
 
 @contextmanager
-def _telling(done: str) -> Iterator[None]:
-    """Whatever a place raises becomes one line; each has exceptions of its own."""
+def _errors_in_a_line(done: str) -> Iterator[None]:
+    """Inside, each exception of a place, which has its own kinds, is raised as a `ServiceProblem`.
+
+    Args:
+        done: What could not be done with the place, as a participle.
+    """
     try:
         yield
     except ServiceProblem:

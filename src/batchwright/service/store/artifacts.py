@@ -1,12 +1,12 @@
-"""Files of jobs: logs and reports to read, checkpoints to go on from.
+"""The table of artifacts, files of jobs: logs and reports to read, checkpoints to resume from.
 
-The newest of each name is kept. It arrives under an identifier of its own and takes the place of
-the one before in the transaction that says it is whole, so at any moment one of the two is there:
+The newest artifact of each name is kept. An upload gets an identifier of its own, and replaces the
+artifact before it in the transaction that finishes it, so at any moment one of the two is there:
 
     begin --> coming --finish--> kept --another one is finished, or the job is gone--> gone
                  +-------------give up-----------------------------------------------> gone
 
-What is gone is removed by `remove_gone`, beside those who ask.
+`remove_gone` removes the objects of artifacts that are gone, in the background.
 """
 
 from __future__ import annotations
@@ -34,31 +34,32 @@ from sqlalchemy import (
 from batchwright.records.service import ArtifactInfo, ArtifactName, JobArtifacts
 from batchwright.records.text.formatting import size as in_words
 from batchwright.service.database.tables import artifacts, jobs
+from batchwright.service.job_states import LEASE_LOST
 from batchwright.service.problems import Conflict, NoRoom, NotFound, ServiceProblem
 from batchwright.service.store.artifact_place import ArtifactPlace
 from batchwright.service.store.job_rows import job_row
-from batchwright.service.store.part import Part, alone_adding
+from batchwright.service.store.part import Part, lock_for_insert
 
 log = logging.getLogger("batchwright.service")
 
 COMING, KEPT, GONE = "coming", "kept", "gone"
 
 ARRIVAL_SECONDS = 6 * 3600.0
-"""In which an artifact must have arrived; what is on its way for longer, a killed service left."""
+"""In which an upload must have ended; an older one was left by a service that was killed."""
 
 
-class Coming(NamedTuple):
-    """An artifact on its way."""
+class Upload(NamedTuple):
+    """An upload in progress."""
 
     id: str
     job: str
     name: ArtifactName
     key: str
-    """Key of the lease under which it comes."""
+    """Key of the lease under which the file is sent."""
 
 
 class Artifacts(Part):
-    """The table of artifacts, and the place where they lie."""
+    """The table of artifacts, and the place of their objects."""
 
     def __init__(self, *common: Any) -> None:
         super().__init__(*common)
@@ -67,16 +68,16 @@ class Artifacts(Part):
 
     @property
     def kept(self) -> bool:
-        """Whether this service keeps any."""
+        """Whether this service keeps artifacts."""
         return self._settings.artifacts is not None
 
     @property
     def place(self) -> ArtifactPlace:
-        """Where they lie; opened, and tried out, when it is asked for first.
+        """The place of the objects; opened and tried out at the first access.
 
         Raises:
-            NotFound: This service keeps none.
-            BatchwrightError: It cannot be used.
+            NotFound: This service keeps no artifacts.
+            BatchwrightError: The place cannot be used.
         """
         if self._settings.artifacts is None:
             raise NotFound("this service keeps no artifacts: start it with --artifacts")
@@ -86,32 +87,32 @@ class Artifacts(Part):
             return self._place
 
     def of(self, job: str) -> JobArtifacts:
-        """What there is of a job."""
+        """The artifacts of a job, and the room for more."""
         with self._database.reading() as connection:
             job_row(connection, job)
             wanted = select(artifacts).where(artifacts.c.job_id == job, artifacts.c.state == KEPT)
             rows = connection.execute(wanted.order_by(artifacts.c.name)).mappings()
-            found = tuple(_info(row) for row in rows)
+            infos = tuple(_info(row) for row in rows)
             return JobArtifacts(
-                kept=self.kept, room=self._room(connection, job)[0], artifacts=found
+                kept=self.kept, room=self._room(connection, job)[0], artifacts=infos
             )
 
     def find(self, job: str, name: ArtifactName) -> tuple[str, ArtifactInfo]:
-        """Identifier of the object, and what is known of it.
+        """Identifier of an artifact's object, and its description.
 
         Raises:
-            NotFound: There is none of this name.
+            NotFound: The job has no artifact of this name.
         """
-        found = self._newest(job, name)
+        wanted = select(artifacts).where(self._newest(job, name))
         with self._database.reading() as connection:
             job_row(connection, job)
-            row = connection.execute(select(artifacts).where(found)).mappings().one_or_none()
+            row = connection.execute(wanted).mappings().one_or_none()
         if row is None:
             raise NotFound(f"this job has no {name} yet")
         return row["id"], _info(row)
 
     def tail(self, job: str, name: ArtifactName, most: int) -> str:
-        """The end of a log, from a whole line on; ``most`` bytes of it."""
+        """The last ``most`` bytes of a log, from the begin of a line on."""
         identifier, info = self.find(job, name)
         with self.place.reading(identifier) as file:
             file.seek(max(0, info.size - most))
@@ -119,30 +120,37 @@ class Artifacts(Part):
         whole = text if info.size <= most else text.partition(b"\n")[2]
         return whole.decode("utf-8", "replace")
 
-    # -------------------------------------------------------------------------- what agents bring
+    # ------------------------------------------------------------------------------------ uploads
 
     def refuse_old_lease(self, job: str, key: str) -> None:
-        """Nothing, if the key is that of the job's newest lease.
+        """Refuse a key that is not that of the job's newest lease.
 
         Raises:
-            Conflict: It is not.
+            Conflict: The key is another one.
         """
         with self._database.reading() as connection:
             _refuse_old_lease(connection, job, key)
 
-    def begin(self, job: str, name: ArtifactName, key: str, *, size: int, sha256: str) -> Coming:
-        """Make room for an artifact; another one of its name that is on its way is given up.
+    def begin(self, job: str, name: ArtifactName, key: str, *, size: int, sha256: str) -> Upload:
+        """Begin an upload; another upload of this name in progress is given up.
+
+        Args:
+            job: Identifier of the job.
+            name: Name of the artifact.
+            key: Key of the lease.
+            size: Bytes of the file.
+            sha256: Digest of the file, in hex.
 
         Raises:
             Conflict: The lease is not the job's newest.
-            NoRoom: It is too large for what is free, of the job's share or of all.
+            NoRoom: The file is larger than what is free for this job, or in all.
         """
-        coming = Coming(str(uuid.uuid4()), job, name, key)
+        upload = Upload(str(uuid.uuid4()), job, name, key)
         same = and_(artifacts.c.job_id == job, artifacts.c.name == name)
         with self._database.writing() as connection:
             _refuse_old_lease(connection, job, key, lock=True)
             connection.execute(update(artifacts).where(same, _IS_COMING).values(state=GONE))
-            alone_adding(connection, artifacts)
+            lock_for_insert(connection, artifacts)
             room, why = self._room(connection, job, not_(same))
             if size > room:
                 raise NoRoom(
@@ -151,7 +159,7 @@ class Artifacts(Part):
                 )
             connection.execute(
                 insert(artifacts).values(
-                    id=coming.id,
+                    id=upload.id,
                     job_id=job,
                     name=name,
                     state=COMING,
@@ -160,54 +168,57 @@ class Artifacts(Part):
                     created=self._clock(),
                 )
             )
-        return coming
+        return upload
 
-    def finish(self, coming: Coming) -> ArtifactInfo:
-        """It has arrived whole: from now on it is the newest of its name.
+    def finish(self, upload: Upload) -> ArtifactInfo:
+        """Make an upload whose file is whole the job's newest artifact of its name.
 
         Raises:
-            Conflict: The lease is not the job's newest any more, or a newer one is on its way.
+            Conflict: The lease is not the job's newest any more, or a newer upload has begun.
         """
-        mine = and_(artifacts.c.id == coming.id, _IS_COMING)
+        this = and_(artifacts.c.id == upload.id, _IS_COMING)
         with self._database.writing() as connection:
-            _refuse_old_lease(connection, coming.job, coming.key, lock=True)
-            former = update(artifacts).where(self._newest(coming.job, coming.name))
+            _refuse_old_lease(connection, upload.job, upload.key, lock=True)
+            former = update(artifacts).where(self._newest(upload.job, upload.name))
             connection.execute(former.values(state=GONE))
-            kept = update(artifacts).where(mine).values(state=KEPT, created=self._clock())
+            kept = update(artifacts).where(this).values(state=KEPT, created=self._clock())
             row = connection.execute(kept.returning(artifacts)).mappings().one_or_none()
             if row is None:
-                raise Conflict(f"a newer {coming.name} is on its way, or the job was removed")
+                raise Conflict(f"a newer {upload.name} is on its way, or the job was removed")
             return _info(row)
 
-    def give_up(self, coming: Coming) -> None:
-        """Remove what there is of an artifact that did not arrive."""
-        mine = artifacts.c.id == coming.id
-        if not self._write(update(artifacts).where(mine).values(state=GONE)):
-            # A newer one has come meanwhile and this one's row was removed, maybe before there was
-            # an object: some places have it only once it is whole.
-            with suppress(ServiceProblem):  # what went wrong before is told
-                self.place.remove(coming.id)
+    def give_up(self, upload: Upload) -> None:
+        """Remove what there is of an upload that failed."""
+        this = artifacts.c.id == upload.id
+        if not self._write(update(artifacts).where(this).values(state=GONE)):
+            # A newer upload has ended meanwhile and this one's row was removed, maybe before there
+            # was an object: some places have it only once it is whole.
+            with suppress(ServiceProblem):  # the first error counts
+                self.place.remove(upload.id)
 
     # ---------------------------------------------------------------------------------- removing
 
     def delete(self, job: str, name: ArtifactName) -> None:
-        """Have nobody find an artifact any more.
+        """Mark an artifact as gone, so that it is not found.
 
         Raises:
-            NotFound: There is none of this name.
+            NotFound: The job has no artifact of this name.
         """
         if not self._write(update(artifacts).where(self._newest(job, name)).values(state=GONE)):
             raise NotFound(f"this job has no {name}")
 
     def forget_lost(self) -> None:
-        """Give up what belongs to no job any more, and what a killed service left on its way."""
+        """Mark as gone the artifacts of removed jobs, and uploads that a killed service left."""
         orphans = artifacts.c.job_id.not_in(select(jobs.c.id))
         stale = and_(_IS_COMING, artifacts.c.created < self._clock() - ARRIVAL_SECONDS)
         self._write(update(artifacts).where(or_(orphans, stale)).values(state=GONE))
 
     def remove_gone(self, closed: Callable[[], bool] = lambda: False) -> None:
-        """Remove the objects that nobody finds any more; those that cannot be removed now stay for
-        the next time.
+        """Remove the objects of artifacts that are gone; after an error the others are left to the
+        next call.
+
+        Args:
+            closed: Whether to stop, as the service ends.
         """
         if not self.kept:
             return
@@ -225,12 +236,15 @@ class Artifacts(Part):
 
     @staticmethod
     def _newest(job: str, name: str) -> ColumnElement[bool]:
+        """Condition: the job's kept artifact of a name."""
         return and_(artifacts.c.job_id == job, artifacts.c.name == name, artifacts.c.state == KEPT)
 
     def _room(
         self, connection: Connection, job: str, *which: ColumnElement[bool]
     ) -> tuple[int, str]:
-        """Bytes that are free for a job, and within which limit; counting those ``which``."""
+        """Bytes that are free for a job, and the limit that says so; artifacts where ``which`` do
+        not hold are not counted.
+        """
         used = select(func.coalesce(func.sum(artifacts.c.size), 0))
         used = used.where(artifacts.c.state != GONE, *which)
         limits = self._settings.limits
@@ -246,9 +260,11 @@ _IS_COMING = artifacts.c.state == COMING
 
 
 def _refuse_old_lease(connection: Connection, job: str, key: str, *, lock: bool = False) -> None:
-    """Only who had the job last brings its files, also just after the lease has ended well."""
+    """Refuse a key that is not that of the job's newest lease. The lease may have ended: logs of a
+    job that is done still arrive.
+    """
     if job_row(connection, job, lock=lock)["lease_key"] != key:
-        raise Conflict("the lease of this job was lost: stop working on it, and lease again")
+        raise Conflict(LEASE_LOST)
 
 
 def _info(row: Any) -> ArtifactInfo:

@@ -1,19 +1,19 @@
-"""Who changed what, and when. Heartbeats and batches of records are not noted, being most of all
-requests; the run that they belong to is.
+"""The audit log: who changed what, and when. Heartbeats and batches of records are not in it, as
+most requests are such; the introduction and the end of their run are.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import insert, select
 
 from batchwright.service.database.tables import audit
-from batchwright.service.store.part import Part, share_of
+from batchwright.service.store.part import Part
 
 
 class AuditEntry(NamedTuple):
-    """A write that somebody asked for."""
+    """A change that a client asked for."""
 
     at: float
     """Unix time in seconds."""
@@ -24,26 +24,23 @@ class AuditEntry(NamedTuple):
 
 
 class Audit(Part):
-    """The table of writes; nothing changes its rows, and time alone deletes them."""
+    """The table of the audit log; its rows are never changed, and deleted only when too old."""
 
     def note(self, who: str, action: str, subject: str, detail: str = "") -> None:
         """Add a row.
 
         Args:
             who: A token's name, or `browser`, or `operator` for the command line.
-            action: Such as `run.end`.
-            subject: What it was done to, such as a run's identifier.
-            detail: For people.
+            action: What was done, such as `run.end`.
+            subject: Identifier of the run, job or other thing that was changed.
+            detail: Details, for people.
         """
-        told = {"subject": subject[:120], "detail": detail[:2000].replace("\x00", "")}
-        self._write(insert(audit).values(at=self._clock(), who=who, action=action, **told))
+        text = {"subject": subject[:120], "detail": detail[:2000].replace("\x00", "")}
+        self._write(insert(audit).values(at=self._clock(), who=who, action=action, **text))
 
     def delete_old(self, before: float) -> None:
         """Delete some of the rows from before a moment."""
-        old = select(audit.c.id).where(audit.c.at < before).order_by(audit.c.at)
-        with self._database.writing() as connection:
-            some = old.limit(share_of(connection, audit)).scalar_subquery()
-            connection.execute(delete(audit).where(audit.c.id.in_(some)))
+        self._delete_oldest(audit, audit.c.at, before)
 
     def list(self, limit: int = 100) -> list[AuditEntry]:
         """The newest rows, newest first."""

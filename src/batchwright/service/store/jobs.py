@@ -1,8 +1,8 @@
-"""Jobs: submitted, handed to agents, followed to their end.
+"""The table of jobs: submitted, leased to agents, followed to their end.
 
-What may happen when is `job_states`' to say. Here each change is one transaction that locks the
-job's row: it reads where the job stands, and stores where it stands next. A lease is decided in one
-transaction that locks the agent's row too. How long an agent has been silent, `LeaseAges` says.
+`job_states` says which changes of a job's state are possible. Each change is one transaction here
+that locks the job's row, reads its `Standing` and stores the next one; a lease is one transaction
+that locks the agent's row too. `LeaseAges` says how long an agent has been silent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     and_,
-    delete,
     insert,
     not_,
     or_,
@@ -27,7 +26,6 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.agent_rules import Needs, needs_of
@@ -48,9 +46,9 @@ from batchwright.service.store.agents import (
 from batchwright.service.store.job_rows import (
     DOCUMENTS,
     HELD,
+    INFO_COLUMNS,
     LIVE,
-    SHOWN,
-    STANDS,
+    STANDING_COLUMNS,
     Waiting,
     agent_of,
     columns_of,
@@ -58,24 +56,24 @@ from batchwright.service.store.job_rows import (
     held_rows,
     info_of,
     job_row,
+    report_mark,
     standing_of,
-    word_of,
 )
-from batchwright.service.store.part import Clock, Part, alone_adding, count, opened, share_of
+from batchwright.service.store.part import Clock, Part, count, lock_for_insert, stored_document
 
 log = logging.getLogger("batchwright.service")
 
 NOTED_SHARE = 1 / 6
-"""Share of a lease after which an agent that got no work is noted to be there again."""
+"""Share of a lease for which the time that an agent without work was seen is not written again."""
 
 UNREAD = 3
-"""Restarts of an agent without a word of its job, after which others get the job."""
+"""Restarts of an agent without a report on its job, after which other agents get the job."""
 
 MAX_UNREAD = 2000
-"""Jobs of which that is remembered."""
+"""Jobs of which the restarts are counted."""
 
 LONGEST_JOB = 128 * 1024
-"""Characters of a job as JSON; most have some 2,000. A list of jobs holds each of them whole."""
+"""Maximum characters of a job as JSON; most have some 2,000. A list of jobs holds them whole."""
 
 _NEWEST = (jobs.c.created.desc(), jobs.c.id.desc())
 
@@ -84,24 +82,24 @@ class Jobs(Part):
     """The table of jobs.
 
     Args:
-        database: Holds it.
+        database: The database.
         settings: Limits and delays.
         clock: Unix time in seconds.
         steady: Seconds, by a clock that never jumps.
 
     Attributes:
-        leases_lost: Those that this process has taken from silent agents.
+        leases_lost: Number of leases that this process has taken from silent agents.
     """
 
     def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
         super().__init__(database, settings, clock)
         self.leases_lost = 0
-        self._unread = Counter[str]()
+        self._unread = Counter[str]()  # by job: restarts of its agent without a report
         self._ages = LeaseAges(steady, settings.lease_seconds)
 
     @property
     def _there(self) -> ColumnElement[bool]:
-        """Which agents are there."""
+        """Condition: an agent was heard of within the length of a lease."""
         return heard_lately(self._clock(), self._settings.lease_seconds)
 
     # ------------------------------------------------------------------------------------ users
@@ -119,17 +117,17 @@ class Jobs(Part):
         """Queue a job.
 
         Args:
-            name: For people.
-            job: What to do; an agent resolves what is `auto` in it.
+            name: Name of the job, for people.
+            job: The job; an agent resolves what is `auto` in it.
             auto: Whether to train without approval of the plan.
             owner: Name of the token, or `browser`.
-            needs: Of the machine, beside what the job's keys say.
-            keep_seconds: How long its training is kept for an agent that is silent or away;
-                `None`: as the settings say.
+            needs: What the agent's machine must offer, beside what the job's keys ask for.
+            keep_seconds: Seconds for which the training is kept for an agent that is silent or
+                away; `None`: as the settings say.
 
         Raises:
-            Refused: It is too long.
-            TooMany: `Limits.open_jobs` of them have not ended.
+            Refused: The job's JSON is too long.
+            TooMany: `Limits.open_jobs` jobs have not ended.
         """
         now, identifier, text = self._clock(), str(uuid.uuid4()), job.model_dump_json()
         if len(text) > LONGEST_JOB:
@@ -139,7 +137,7 @@ class Jobs(Part):
             )
         most = self._settings.limits.open_jobs
         with self._database.writing() as connection:
-            alone_adding(connection, jobs)
+            lock_for_insert(connection, jobs)
             if count(connection, jobs, LIVE) >= most:
                 raise TooMany(
                     f"{most} jobs have not ended: wait for some of them, or cancel some", 60.0
@@ -157,20 +155,15 @@ class Jobs(Part):
                     **columns_of(Standing(auto=auto)),
                 )
             )
-            return self._told(connection, identifier)
+            return self._infos(connection, [job_row(connection, identifier)])[0]
 
     def get(self, identifier: str) -> JobInfo:
-        """A job."""
+        """A job, with the reason why it waits, if it does."""
         with self._database.reading() as connection:
-            return self._told(connection, identifier)
+            return self._infos(connection, [job_row(connection, identifier)])[0]
 
-    def _told(self, connection: Connection, identifier: str) -> JobInfo:
-        return self._with_reasons(connection, [job_row(connection, identifier)])[0]
-
-    def _with_reasons(
-        self, connection: Connection, rows: Sequence[RowMapping]
-    ) -> Sequence[JobInfo]:
-        """Jobs, each with the reason why it waits, if it does."""
+    def _infos(self, connection: Connection, rows: Sequence[RowMapping]) -> Sequence[JobInfo]:
+        """Jobs from their rows, each with the reason why it waits, if it does."""
         waiting = Waiting(connection, rows, self._there, self._settings.lease_seconds)
         return [
             self._info(row, waiting.words(row, silent=self._silent(row), keep=self._keep(row)))
@@ -180,27 +173,27 @@ class Jobs(Part):
     def list(
         self, limit: int = 50, before: str | None = None, state: JobState | None = None
     ) -> Sequence[JobInfo]:
-        """Jobs, those submitted last first, each with why it waits, if it does.
+        """Jobs, the newest first, each with the reason why it waits, if it does.
 
         Args:
-            limit: At most so many.
-            before: Those that come after this job in the list: the last one of the page before.
-            state: Only those in this state.
+            limit: Maximum number of jobs.
+            before: Identifier of the last job of the previous page; `None`: the first page.
+            state: State of the jobs; `None`: any.
 
         Raises:
             NotFound: There is no job ``before``.
         """
-        wanted = select(*SHOWN).order_by(*_NEWEST).limit(limit)
+        wanted = select(*INFO_COLUMNS).order_by(*_NEWEST).limit(limit)
         if state is not None:
             wanted = wanted.where(jobs.c.state == state)
         with self._database.reading() as connection:
             if before is not None:
                 last = tuple_(job_row(connection, before)["created"], before)
                 wanted = wanted.where(tuple_(jobs.c.created, jobs.c.id) < last)
-            return self._with_reasons(connection, connection.execute(wanted).mappings().all())
+            return self._infos(connection, connection.execute(wanted).mappings().all())
 
     def going_and_waiting(self) -> tuple[int, int]:
-        """How many jobs an agent works on, and how many have a plan that waits for approval."""
+        """Number of jobs that agents work on, and of jobs with a plan that waits for approval."""
         going = jobs.c.state.in_(("probing", "training"))
         waits = and_(jobs.c.state == "planned", not_(or_(jobs.c.auto, jobs.c.approved)))
         with self._database.reading() as connection:
@@ -212,39 +205,39 @@ class Jobs(Part):
         return info_of(row, keep=self._settings.keep_seconds, silent=silent, waiting=waiting)
 
     def _silent(self, row: RowMapping) -> float:
-        """Seconds since the last word of a job's agent."""
-        return self._ages.silent(row["id"], word_of(row))
+        """Seconds since the last report of a job's agent."""
+        return self._ages.silent(row["id"], report_mark(row))
 
     def _keep(self, row: RowMapping) -> float:
-        """Seconds that a job's training is kept for its agent."""
-        given = row["keep_seconds"]
-        return self._settings.keep_seconds if given is None else given
+        """Seconds for which a job's training is kept for its agent."""
+        own: float | None = row["keep_seconds"]
+        return self._settings.keep_seconds if own is None else own
 
     def owner(self, identifier: str) -> str:
         """Name of the token that submitted a job."""
         return str(self._value(jobs.c.owner, identifier))
 
     def profile(self, identifier: str) -> Profile | None:
-        """What was measured for a job, if anything."""
-        return opened(Profile, self._value(jobs.c.profile, identifier))
+        """The profile of a job, if an agent has sent one."""
+        return stored_document(Profile, self._value(jobs.c.profile, identifier))
 
     def plan(self, identifier: str) -> Plan | None:
         """The plan of a job, if there is one."""
-        return opened(Plan, self._value(jobs.c.plan, identifier))
+        return stored_document(Plan, self._value(jobs.c.plan, identifier))
 
     def approve(self, identifier: str) -> JobInfo:
-        """Let a job's plan be followed; again changes nothing.
+        """Approve a job's plan; once more changes nothing.
 
         Raises:
-            Conflict: No plan of it waits.
+            Conflict: The job has no plan that waits.
         """
         return self._info(self._change(identifier, lambda job, _: job_states.approve(job)))
 
     def cancel(self, identifier: str) -> JobInfo:
-        """End a job, or have its agent end it; again changes nothing.
+        """End a job, or order its agent to end it; once more changes nothing.
 
         Raises:
-            Conflict: It has ended otherwise.
+            Conflict: The job has ended otherwise.
         """
 
         def step(job: Standing, silent: bool) -> Standing:
@@ -255,67 +248,72 @@ class Jobs(Part):
     # ----------------------------------------------------------------------------------- agents
 
     def agent(self, identifier: str) -> str | None:
-        """Who has a job, or had it last."""
-        found: str | None = self._value(jobs.c.agent, identifier)
-        return found
+        """Name of the agent that has a job, or had it last."""
+        name: str | None = self._value(jobs.c.agent, identifier)
+        return name
 
     def asked(self, identifier: str, key: str) -> tuple[Job, Profile | None] | None:
-        """A job as it was submitted, and what was measured for it, if anything.
-
-        `None`: the lease with this key is not the newest, or has ended, so that nothing of it is
-        taken any more.
-        """
-        wanted = select(jobs.c.job, jobs.c.profile).where(jobs.c.id == identifier, HELD)
-        found = self._read(wanted.where(jobs.c.lease_key == key))
-        if not found:
-            return None
-        return Job.model_validate_json(found[0].job), opened(Profile, found[0].profile)
-
-    def lease(self, agent: str, session: str | None = None) -> Lease | None:
-        """Hand an agent the oldest job that it carries out, its own ones first.
-
-        An agent that asks while it has a job does not know of it any more: it gets it again, under
-        a new number. A job that another agent had is left to that one while it is there and free,
-        and a training for as long as it is kept, since checkpoints are in its folder.
+        """A job as it was submitted, and its profile, if an agent has sent one.
 
         Args:
-            agent: Its name; this also says that it is there.
-            session: Of its process, as it introduced itself.
+            identifier: Identifier of the job.
+            key: Key of a lease.
+
+        Returns:
+            `None` where the lease is not the job's newest, or has ended: then nothing that comes
+            under it is stored.
+        """
+        wanted = select(jobs.c.job, jobs.c.profile).where(jobs.c.id == identifier, HELD)
+        rows = self._read(wanted.where(jobs.c.lease_key == key))
+        if not rows:
+            return None
+        return Job.model_validate_json(rows[0].job), stored_document(Profile, rows[0].profile)
+
+    def lease(self, agent: str, session: str | None = None) -> Lease | None:
+        """Lease an agent the oldest job that it carries out, jobs that it had before first.
+
+        An agent that asks while it has a job has forgotten that job, so it gets the job again, by a
+        new lease. A job that another agent had is left to that agent while it is there and free,
+        and a training for as long as it is kept, since the checkpoints are in that agent's folder.
+
+        Args:
+            agent: Name of the agent, which is noted to be there.
+            session: Identifier of its process, as in its introduction.
 
         Raises:
             NotFound: No agent of this name has introduced itself.
-            Conflict: Another process has, since.
+            Conflict: Another process has introduced itself under this name since.
         """
         if self._has_nothing_for(agent, session):
             return None
         with self._database.writing() as connection:
-            # In SQLite everybody else waits, in PostgreSQL whoever asks for the same agent.
-            known = connection.execute(
+            # Locks the agent's row in PostgreSQL, the database in SQLite.
+            row = connection.execute(
                 update(agents)
                 .where(agents.c.name == agent)
                 .values(seen=self._clock())
                 .returning(agents.c.allow, agents.c.offer, agents.c.session)
             ).one_or_none()
-            if known is None:
+            if row is None:
                 raise missing_agent(agent)
-            refuse_former_session(agent, known.session, session)
+            refuse_former_session(agent, row.session, session)
             self._ages.catch_up()
-            for row in held_rows(connection, jobs.c.agent == agent):
-                self._store(connection, row, job_states.lose(standing_of(row)))
-            key, who = str(uuid.uuid4()), agent_of(agent, known.allow, known.offer)
-            for job in fitting(connection, who, self._there, self._free):
+            for held in held_rows(connection, jobs.c.agent == agent):
+                self._store(connection, held, job_states.lose(standing_of(held)))
+            key, asking = str(uuid.uuid4()), agent_of(agent, row.allow, row.offer)
+            for job in fitting(connection, asking, self._there, self._free):
                 leased = self._lease(connection, job, agent, key)
                 if leased is not None:
                     return leased
         return None
 
     def progress(self, identifier: str, progress: JobProgress) -> JobOrders:
-        """Take in what an agent says of its job; this also says that it is there.
+        """Store an agent's report on its job; the agent is noted to be there.
 
-        Whether its profile and plan are of the job is looked at before, by `job_documents`.
+        `plan_answers.checked_documents` has checked before that profile and plan are of the job.
 
         Raises:
-            Conflict: The agent does not have it any more, or it does not go that way.
+            Conflict: The agent does not have the job any more, or the job cannot get to that state.
         """
         error = progress.error and printable(" ".join(progress.error.split()))
 
@@ -338,12 +336,12 @@ class Jobs(Part):
                 self._refuse(connection, identifier, row["agent"], reason)
             former = row["run_id"]
             if progress.run is not None and former not in (None, progress.run):
-                # Nobody will hear of the former run any more, which has not ended.
-                told = f"agent {row['agent']} goes on with its job, in a run of its own"
-                # An agent may name any run: only one that was introduced for this job is its own.
-                mine = (runs.c.id == former, runs.c.job_id == identifier, runs.c.outcome.is_(None))
-                values = {"outcome": "stopped", "error": told, "changed": self._clock()}
-                connection.execute(update(runs).where(*mine).values(**values))
+                # The former run has not ended, and no agent will report it any more.
+                error = f"agent {row['agent']} goes on with its job, in a run of its own"
+                # An agent may name any run: only one that was introduced for this job is the job's.
+                own = (runs.c.id == former, runs.c.job_id == identifier, runs.c.outcome.is_(None))
+                values = {"outcome": "stopped", "error": error, "changed": self._clock()}
+                connection.execute(update(runs).where(*own).values(**values))
 
         documents: dict[str, Any] = {
             name: document.model_dump_json()
@@ -354,22 +352,22 @@ class Jobs(Part):
             documents["run_id"] = progress.run
         job = standing_of(self._change(identifier, step, also, **documents))
         self._unread.pop(identifier, None)
-        # Apart from that: a lease locks agent and job the other way round.
+        # In a transaction of its own, as a lease locks the agent before the job.
         self._write(update(agents).where(agents.c.name == job.agent).values(seen=self._clock()))
         return JobOrders(state=job.state, stop=job.cancelling)
 
     # ------------------------------------------------------------------------------------ clock
 
     def tick(self) -> None:
-        """Note that words of agents can be taken in, and look who is silent.
+        """Note that agents' reports can be stored, and end cancelled jobs whose agent is silent.
 
-        For a service to do every `TICK_SECONDS` or so. From the first time on, a longer while
-        without is time in which nobody could be heard, which is no silence.
+        The service calls this every `TICK_SECONDS`. Once it was called, longer pauses count as time
+        in which no report could be stored, which is no silence of an agent.
         """
-        with self._database.writing() as connection:  # waits as long as their words would
+        with self._database.writing() as connection:  # waits as long as a report would
             self._ages.tick()
             watched = LIVE & (jobs.c.lease_expires.is_not(None) | jobs.c.kept)
-            rows = connection.execute(select(*STANDS).where(watched)).mappings().all()
+            rows = connection.execute(select(*STANDING_COLUMNS).where(watched)).mappings().all()
             self._ages.forget_except({row["id"] for row in rows})
             late = {
                 row["id"]
@@ -382,10 +380,7 @@ class Jobs(Part):
 
     def delete_old(self, before: float) -> None:
         """Delete some of the jobs that ended before a moment."""
-        old = select(jobs.c.id).where(jobs.c.ended < before).order_by(jobs.c.ended)
-        with self._database.writing() as connection:
-            some = old.limit(share_of(connection, jobs)).scalar_subquery()
-            connection.execute(delete(jobs).where(jobs.c.id.in_(some)))
+        self._delete_oldest(jobs, jobs.c.ended, before)
 
     # ---------------------------------------------------------------------------------- storing
 
@@ -396,33 +391,36 @@ class Jobs(Part):
         also: Callable[[Connection, RowMapping], None] = lambda *_: None,
         **documents: Any,
     ) -> RowMapping:
-        """A job's row after one step.
+        """Change a job's standing, in one transaction.
 
         Args:
-            identifier: Of the job.
-            step: From where it stands, and whether the agent that has it is silent, to the next.
-            also: Done in the same transaction, with the row before.
-            **documents: Stored with it; they are taken from who has the job, not from who says
-                something again. Profile and plan stay what they are once the job is planned:
-                somebody may have approved them.
+            identifier: Identifier of the job.
+            step: Makes the next standing of the present one and whether the job's agent is silent.
+            also: Called in the same transaction, with the row as it was before.
+            **documents: Columns to store with it, if an agent has the job: a report that is
+                repeated after the end of its lease stores none. Profile and plan are not replaced
+                once the job is planned, as somebody may have approved them.
+
+        Returns:
+            The row after the change.
         """
         with self._database.writing() as connection:
             row = job_row(connection, identifier, lock=True)
             job = standing_of(row)
             after = step(job, job.held and self._silent(row) >= self._settings.lease_seconds)
-            taken = {
+            stored = {
                 name: value
                 for name, value in documents.items()
                 if job.held and (job.state == "probing" or name not in DOCUMENTS)
             }
-            self._store(connection, row, after, **taken)
+            self._store(connection, row, after, **stored)
             also(connection, row)
             return job_row(connection, identifier)
 
     def _store(
         self, connection: Connection, row: RowMapping, job: Standing, **documents: Any
     ) -> None:
-        """Store where a job stands; a mere heartbeat leaves the time of its last change alone."""
+        """Store a job's standing; a mere heartbeat leaves the time of its last change alone."""
         before = standing_of(row)
         self.leases_lost += job.lost > before.lost
         values = documents | {
@@ -436,17 +434,16 @@ class Jobs(Part):
             values["ended"] = self._clock()
         if values:
             connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
-            self._ages.silent(row["id"], (job.key, job.expires, job.kept))  # as of `word_of`
+            self._ages.silent(row["id"], (job.key, job.expires, job.kept))  # as `report_mark`
 
     def _refuse(self, connection: Connection, job: str, agent: str, reason: str) -> None:
-        """Note that an agent does not carry a job out."""
-        told = {"job_id": job, "agent": agent, "reason": reason}
-        add = sqlite.insert if self._database.is_sqlite else postgresql.insert
-        connection.execute(add(refusals).values(**told).on_conflict_do_nothing())
+        """Store that an agent does not carry a job out."""
+        row = self._insert_if_new(refusals, job_id=job, agent=agent, reason=reason)
+        connection.execute(row)
 
-    def note_again(self, connection: Connection, agent: str) -> None:
-        """An agent has begun anew. If it has a job and has not said a word of it, again and again,
-        most likely it cannot read it, and others may.
+    def note_restart(self, connection: Connection, agent: str) -> None:
+        """Count the restart of an agent. One that has a job and is restarted `UNREAD` times without
+        a report on it can most likely not read the job, so other agents get it.
         """
         for row in held_rows(connection, and_(jobs.c.agent == agent, not_(jobs.c.heard))):
             if len(self._unread) > MAX_UNREAD:
@@ -457,9 +454,9 @@ class Jobs(Part):
                 self._refuse(connection, row["id"], agent, f"{reason}: is it of another version?")
 
     def kept_for(self, connection: Connection, agent: str) -> float:
-        """Seconds for which a job is still left to an agent that is not there; 0: none is."""
+        """Seconds for which a job is still kept for an agent that is not there; 0: none is."""
         watched = LIVE & (jobs.c.lease_expires.is_not(None) | jobs.c.kept)
-        wanted = select(*STANDS).where(jobs.c.agent == agent, watched)
+        wanted = select(*STANDING_COLUMNS).where(jobs.c.agent == agent, watched)
         left = [0.0]
         for row in connection.execute(wanted).mappings():
             job, keep = standing_of(row), self._keep(row)
@@ -469,19 +466,20 @@ class Jobs(Part):
         return max(left)
 
     def _free(self, row: RowMapping, agent: str) -> bool:
-        """Whether a job may be given to an agent, by where it stands."""
+        """Whether the standing of a job lets an agent have it."""
         times = {"seconds": self._settings.lease_seconds, "keep": self._keep(row)}
         return standing_of(row).free_for(agent, self._silent(row), **times)
 
     def _lease(self, connection: Connection, identifier: str, agent: str, key: str) -> Lease | None:
-        """The job, if nobody else has just got it."""
-        wanted = select(*SHOWN, jobs.c.profile, jobs.c.plan).where(jobs.c.id == identifier)
-        free = connection.execute(wanted.with_for_update(skip_locked=True))
-        row = free.mappings().one_or_none()
+        """A lease of a job; `None` where another agent got the job meanwhile, or it has failed."""
+        wanted = select(*INFO_COLUMNS, jobs.c.profile, jobs.c.plan).where(jobs.c.id == identifier)
+        unlocked = connection.execute(wanted.with_for_update(skip_locked=True))
+        row = unlocked.mappings().one_or_none()
         if row is None or not self._free(row, agent):
             return None
         try:
-            profile, plan = opened(Profile, row["profile"]), opened(Plan, row["plan"])
+            profile = stored_document(Profile, row["profile"])
+            plan = stored_document(Plan, row["plan"])
         except ValidationError as error:  # an optimizer, say, whose package was removed from here
             log.error("job %s is not handed out: %s", identifier, first_problem(error, ""))
             return None
@@ -505,21 +503,23 @@ class Jobs(Part):
         )
 
     def _has_nothing_for(self, agent: str, session: str | None) -> bool:
-        """Whether an agent that asks for work changes nothing: as it is nearly always."""
+        """Whether a request for work changes nothing, as is the case nearly always: the agent was
+        seen lately, has no job, and there is none for it.
+        """
         with self._database.reading() as connection:
-            known = connection.execute(
+            row = connection.execute(
                 select(agents.c.allow, agents.c.offer, agents.c.session, agents.c.seen).where(
                     agents.c.name == agent
                 )
             ).one_or_none()
-            if known is None:
+            if row is None:
                 raise missing_agent(agent)
-            refuse_former_session(agent, known.session, session)
-            # Either way: the clock may have been set.
-            if abs(self._clock() - known.seen) >= self._settings.lease_seconds * NOTED_SHARE:
+            refuse_former_session(agent, row.session, session)
+            # The absolute value, as the clock may have been set back.
+            if abs(self._clock() - row.seen) >= self._settings.lease_seconds * NOTED_SHARE:
                 return False
             held = select(jobs.c.id).where(HELD, jobs.c.agent == agent)
             if connection.execute(held.limit(1)).first() is not None:
                 return False
-            who = agent_of(agent, known.allow, known.offer)
-            return next(fitting(connection, who, self._there, self._free), None) is None
+            asking = agent_of(agent, row.allow, row.offer)
+            return next(fitting(connection, asking, self._there, self._free), None) is None

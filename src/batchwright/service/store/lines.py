@@ -1,4 +1,6 @@
-"""Batches of records from outside: read in one go, the first mistake told with its place."""
+"""Batches of records from clients: parsed and checked in one call; of a wrong one the error names
+the first record and field that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +16,28 @@ from batchwright.records.text.problems import first_problem
 from batchwright.service.problems import Refused, TooLarge
 
 LONGEST_LINE = 2**20
-"""Characters of a line: an epoch of a thousand workers has some 300,000."""
+"""Maximum characters of a line: an epoch of a thousand workers has some 300,000."""
 MAX_KEYS = 8000
-"""Most keys of a flat line; a record has a few, and a list of workers."""
+"""Maximum keys of a flat line; a record has a few, and a list of workers."""
 MAX_BYTES = 2 * 2**20
-"""Largest batch; our reporters send half as much, or one line."""
+"""Maximum bytes of a batch; our reporters send half as much, or one line."""
 
 _MAX_PROBLEMS = 100
-"""Mistakes in one line among which the first is looked for: each takes memory."""
+"""Mistakes in a line up to which the first one is described: each takes memory."""
 _MAX_TEXT = 280
-"""Longest message, in characters."""
+"""Maximum characters of a message."""
 
 
 def read_batch(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
-    """The records of a request.
+    """The batch of records in a request.
 
     Args:
-        body: Its JSON.
-        data: What the run trains on, for epochs of reporters of earlier versions.
+        body: The request's JSON.
+        data: Returns the data set of the run, for epochs of reporters of earlier versions.
 
     Raises:
-        TooLarge: There is more than `MAX_BYTES`.
-        Refused: Something is no record that a run writes; the message names its number and field.
+        TooLarge: The body is larger than `MAX_BYTES`.
+        Refused: A record is wrong; the message names its number and field.
     """
     if len(body) > MAX_BYTES:
         raise TooLarge(f"a batch of records may have {MAX_BYTES:,} bytes: send fewer at once")
@@ -46,7 +48,7 @@ def read_batch(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
 
 
 def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
-    """As `read_batch`, slower: it takes flat lines of earlier versions, and tells what is wrong."""
+    """`read_batch`, slower: takes flat lines of earlier versions too, and describes mistakes."""
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -56,11 +58,11 @@ def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
     unknown = next((key for key in values if key not in RecordBatch.model_fields), None)
     if unknown is not None:
         raise Refused(f"{unknown[:40]} is unknown")
-    told, first = values["records"], values.get("first")
-    if len(told) > MAX_RECORDS:
-        raise Refused(f"records: {len(told):,}, where {MAX_RECORDS:,} are taken at once")
-    number = first if isinstance(first, int) else 0
-    values["records"] = tuple(_line(one, number + place, data) for place, one in enumerate(told))
+    lines, first = values["records"], values.get("first")
+    if len(lines) > MAX_RECORDS:
+        raise Refused(f"records: {len(lines):,}, where {MAX_RECORDS:,} are taken at once")
+    numbered = enumerate(lines, first if isinstance(first, int) else 0)
+    values["records"] = tuple(_line(line, number, data) for number, line in numbered)
     try:
         return RecordBatch.model_validate(values, strict=True)
     except ValidationError as error:
@@ -68,12 +70,14 @@ def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
 
 
 def _line(values: object, number: int, data: Callable[[], DataFacts]) -> object:
+    """A record, parsed; `Refused` names its number and field."""
     if isinstance(values, dict) and len(values) > MAX_KEYS:
         raise Refused(f"record {number}: {len(values):,} keys, where {MAX_KEYS:,} are taken")
     text = to_json(values)
     if len(text) > LONGEST_LINE:
-        told = f"{len(text):,} characters, where {LONGEST_LINE:,} are taken"
-        raise Refused(f"record {number}: {told}")
+        raise Refused(
+            f"record {number}: {len(text):,} characters, where {LONGEST_LINE:,} are taken"
+        )
     try:
         return read_line(text, data)
     except ValidationError as error:

@@ -1,18 +1,17 @@
-"""What a webhook is to be told: found in the tables, kept until it was told or given up.
+"""The table of notices to a webhook: events that `look` finds in other tables, kept until they were
+sent or given up.
 
-Nothing is told of from where it happens, so nobody who reports or asks ever waits for it, and what
-happened while the service was away is found as well.
+As events are found by looking, no request waits for a notice, and what happened while the service
+was away is found as well.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import NamedTuple
 
-from sqlalchemy import delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import delete, select, update
 
 from batchwright.records.service import Event, Notice
 from batchwright.service.database.tables import jobs, notices, runs
@@ -20,35 +19,35 @@ from batchwright.service.settings import DAY
 from batchwright.service.store.part import Part
 
 LOOK_BACK_SECONDS = 3600.0
-"""Age from which an event is told of no more, as when there was no webhook then."""
+"""Age of an event from which it is not noted any more, as when there was no webhook then."""
 
 WAITS = (10.0, 60.0, 300.0, 1800.0, 7200.0)
-"""Seconds after each time that the webhook did not take a notice; then it is given up."""
+"""Seconds to wait after each attempt that failed; after one more the notice is given up."""
 
 CLAIM_SECONDS = 60.0
-"""In which who sends a notice has come to an end; then another service may send it."""
+"""For which a notice is left to the process that sends it; then another process may send it."""
 
 KEPT_SECONDS = 30 * DAY
-"""How long it is remembered what was told."""
+"""For how long the row of a notice stays, so that its event is not noted again."""
 
 _MOST = 100  # notices that are sent in a row
-_MAX_DETAIL = 2000
+_MAX_DETAIL = 2000  # characters
 
 
-class Due(NamedTuple):
-    """A notice to be told now."""
+class DueNotice(NamedTuple):
+    """A notice to be sent now."""
 
     key: str
     notice: Notice
     tries: int
-    """Before this one."""
+    """Number of attempts before."""
 
 
 _KEYS = select(notices.c.key)
 
 
 def _key(event: Event, subject: str, mark: object = "") -> str:
-    """Key of an event: with an equal key it is noted once."""
+    """Key of an event, which is noted once."""
     return f"{event}:{subject}:{mark}"[:120]
 
 
@@ -56,14 +55,14 @@ class Notices(Part):
     """The table of notices; without a webhook nothing is noted."""
 
     def note(self, event: Event, subject: str, mark: object, name: str, detail: str) -> None:
-        """Note that something happened, unless it is noted already.
+        """Note an event, unless it is noted already.
 
         Args:
-            event: What.
+            event: Kind of the event.
             subject: Identifier of the job or run.
-            mark: Tells it from another time that the same happened.
-            name: Of the job or run.
-            detail: For people.
+            mark: Distinguishes events of the same kind and subject.
+            name: Name of the job or run.
+            detail: What happened, for people.
         """
         key = _key(event, subject, mark)
         if self._settings.webhook is None or self._read(_KEYS.where(notices.c.key == key)):
@@ -78,9 +77,8 @@ class Notices(Part):
             detail=" ".join(detail.split())[:_MAX_DETAIL],
             path=f"/{page}/{subject}",
         )
-        told = {"body": notice.model_dump_json(), "created": now, "tries": 0, "due": now}
-        with suppress(IntegrityError):  # another service was quicker
-            self._write(insert(notices).values(key=key, **told))
+        row = {"key": key, "body": notice.model_dump_json(), "created": now, "tries": 0, "due": now}
+        self._write(self._insert_if_new(notices, **row))
 
     def look(self) -> None:
         """Note the jobs that have failed and the runs that have fallen silent."""
@@ -91,8 +89,8 @@ class Notices(Part):
         )
         for job in self._read(failed):
             if _key("job.failed", job.id) not in known:
-                told = job.error or "no reason is known"
-                self.note("job.failed", job.id, "", job.name, told)
+                detail = job.error or "no reason is known"
+                self.note("job.failed", job.id, "", job.name, detail)
         silent = now - self._settings.silent_seconds
         wanted = select(runs.c.id, runs.c.name, runs.c.changed).where(
             runs.c.outcome.is_(None),
@@ -101,29 +99,29 @@ class Notices(Part):
         for run in self._read(wanted):
             mark = f"{run.changed:.0f}"
             if _key("run.silent", run.id, mark) not in known:
-                told = f"nothing was heard of it for {self._settings.silent_seconds:.0f} s"
-                self.note("run.silent", run.id, mark, run.name, told)
+                detail = f"nothing was heard of it for {self._settings.silent_seconds:.0f} s"
+                self.note("run.silent", run.id, mark, run.name, detail)
 
-    def due(self) -> Iterable[Due]:
-        """Each notice that is to be told now; no other service tells it meanwhile."""
+    def due(self) -> Iterable[DueNotice]:
+        """The notices to be sent now, each claimed, so that no other process sends it meanwhile."""
         now = self._clock()
         for row in self._read(select(notices).where(notices.c.due <= now).limit(_MOST)):
-            mine = update(notices).where(notices.c.key == row.key, notices.c.due == row.due)
-            if self._write(mine.values(due=self._clock() + CLAIM_SECONDS)):
-                yield Due(row.key, Notice.model_validate_json(row.body), row.tries)
+            unclaimed = update(notices).where(notices.c.key == row.key, notices.c.due == row.due)
+            if self._write(unclaimed.values(due=self._clock() + CLAIM_SECONDS)):
+                yield DueNotice(row.key, Notice.model_validate_json(row.body), row.tries)
 
-    def told(self, key: str) -> None:
-        """The webhook has taken it."""
+    def sent(self, key: str) -> None:
+        """Note that the webhook has taken a notice."""
         self._write(update(notices).where(notices.c.key == key).values(due=None))
 
-    def not_told(self, due: Due) -> bool:
-        """The webhook has not taken it; returns whether it is tried again."""
+    def not_sent(self, due: DueNotice) -> bool:
+        """Note that the webhook has not taken a notice; returns whether it will be sent again."""
         again = due.tries < len(WAITS)
         next_time = self._clock() + WAITS[due.tries] if again else None
-        one = update(notices).where(notices.c.key == due.key)
-        self._write(one.values(tries=due.tries + 1, due=next_time))
+        row = update(notices).where(notices.c.key == due.key)
+        self._write(row.values(tries=due.tries + 1, due=next_time))
         return again
 
     def forget_old(self) -> None:
-        """Forget what was told long ago."""
+        """Delete the rows of notices of `KEPT_SECONDS` ago."""
         self._write(delete(notices).where(notices.c.created < self._clock() - KEPT_SECONDS))

@@ -10,11 +10,11 @@ from sqlalchemy import delete, insert, select
 from batchwright.records import Profile
 from batchwright.service.database.tables import profiles
 from batchwright.service.problems import Conflict
-from batchwright.service.store.part import Part, alone_adding, count, missing, share_of
+from batchwright.service.store.part import Part, count, lock_for_insert, missing
 
 
 class ProfileInfo(NamedTuple):
-    """A stored profile, without what is in it."""
+    """A stored profile, without its measurements."""
 
     id: str
     name: str
@@ -31,17 +31,17 @@ class Profiles(Part):
         """Store a profile; returns its identifier.
 
         Args:
-            name: For people.
-            profile: What was measured.
-            owner: Name of the token that may delete it; `None`: an admin alone may.
+            name: Name of the profile, for people.
+            profile: The measurements.
+            owner: Name of the token that may delete the profile; `None`: only an admin may.
 
         Raises:
-            Conflict: There are too many.
+            Conflict: `Limits.profiles` are stored.
         """
         identifier, most = str(uuid.uuid4()), self._settings.limits.profiles
         info = ProfileInfo(identifier, name, self._clock(), owner)
         with self._database.writing() as connection:
-            alone_adding(connection, profiles)
+            lock_for_insert(connection, profiles)
             if count(connection, profiles) >= most:
                 raise Conflict(f"this service keeps {most} profiles at most: delete some first")
             body = profile.model_dump_json()
@@ -59,15 +59,12 @@ class Profiles(Part):
         return Profile.model_validate_json(self._value(profiles.c.body, identifier))
 
     def owner(self, identifier: str) -> str:
-        """Name of the token that uploaded a profile; empty, which no token is, if nobody knows."""
+        """Name of the token that uploaded a profile; empty if not known, which no token's is."""
         return self._value(profiles.c.owner, identifier) or ""
 
     def delete_old(self, before: float) -> None:
         """Delete some of the profiles uploaded before a moment."""
-        old = select(profiles.c.id).where(profiles.c.created < before).order_by(profiles.c.created)
-        with self._database.writing() as connection:
-            some = old.limit(share_of(connection, profiles)).scalar_subquery()
-            connection.execute(delete(profiles).where(profiles.c.id.in_(some)))
+        self._delete_oldest(profiles, profiles.c.created, before)
 
     def delete(self, identifier: str) -> None:
         """Delete a stored profile."""

@@ -1,9 +1,10 @@
-"""Records of runs: taken once each, and handed out few at a time however many there are.
+"""The table of records: the lines of runs, stored once each, and read few at a time however many
+there are.
 
-A record's sequence number is its line in the run's metrics.jsonl. A batch that overlaps what is
-stored has the known part skipped, one that leaves a gap is refused with the number that is wanted,
-and both are decided in the transaction that stores the batch: whatever a client repeats, and
-whenever the service is killed, each record is there once.
+A record's sequence number is its line in the run's metrics.jsonl. Of a batch that overlaps what is
+stored the known part is skipped; one that leaves a gap is refused with the number that is wanted.
+Both are decided in the transaction that stores the batch: whatever a client repeats, and whenever
+the service is killed, each record is there once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from batchwright.records.lines.line_files import line_text, read_line
 from batchwright.records.lines.run_lines import EpochLine, RunLine, note
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.database.engine import Database
-from batchwright.service.database.tables import THERE, records, runs
+from batchwright.service.database.tables import NOT_DELETED, records, runs
 from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, ServiceProblem
 from batchwright.service.settings import Settings
 from batchwright.service.store.lines import LONGEST_LINE
@@ -32,13 +33,13 @@ from batchwright.service.store.part import Clock, Part, missing
 from batchwright.service.store.tokens import Caller
 
 MAX_DROPPED = 200_000
-"""Records of a run that are dropped to be sent anew: one transaction removes them."""
+"""Maximum records of a run that are replaced by those sent anew: one transaction removes them."""
 
 MAX_CHARACTERS = 16 * 2**20
-"""Most text of records handed out at once, however many were asked for."""
+"""Maximum characters of records that are read at once, however many were asked for."""
 
 PIECE_CHARACTERS = 64 * 1024
-"""Text of an answer that is sent at once."""
+"""Characters of an answer that are sent at once."""
 
 _PROGRESS = ("epochs_done", "global_batch_size", "top1")
 _RUNS = (
@@ -46,8 +47,8 @@ _RUNS = (
         *(runs.c.id, runs.c.owner, runs.c.outcome, runs.c.next_sequence, runs.c.counts),
         *(runs.c.advice, runs.c.digest, *(runs.c[name] for name in _PROGRESS)),
     )
-    .where(runs.c.id.in_(bindparam("runs", expanding=True)), THERE)
-    .order_by(runs.c.id)  # in which services that share a database lock them
+    .where(runs.c.id.in_(bindparam("runs", expanding=True)), NOT_DELETED)
+    .order_by(runs.c.id)  # the order in which all services that share a database lock rows
     .with_for_update()
 )
 _CHANGE_RUNS = update(runs).where(runs.c.id == bindparam("run"))
@@ -56,20 +57,20 @@ ROWS_AT_ONCE = 200
 """Inserted by one statement."""
 
 MAX_EPOCHS = 10_000
-"""Epoch lines handed out at once; of more, evenly spaced ones."""
+"""Maximum epoch lines that are read at once; of more, evenly spaced ones are."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Records as they are stored, each read when it is wanted: as text they take a tenth of the
-    memory.
+class StoredRecords:
+    """Records as text, of which each is parsed when it is needed: parsed, all would take ten times
+    the memory.
 
     Attributes:
-        kind: Of all of them; empty where they are of several.
-        total: As of `RecordPage`, and so is `stride`.
-        stride: Every so many of them is here.
+        kind: Kind of all records; empty where they are of several kinds.
+        total: Number of records of this kind that are stored.
+        stride: Distance of the records among those of their kind; 1: none is left out.
         rows: Sequence numbers and texts.
-        data: What the run trains on.
+        data: Returns the data set of the run.
     """
 
     kind: str
@@ -80,11 +81,11 @@ class Stored:
 
     @property
     def sequences(self) -> tuple[int, ...]:
-        """Their numbers."""
+        """Sequence numbers of the records."""
         return tuple(sequence for sequence, _ in self.rows)
 
     def page(self) -> RecordPage:
-        """All of them, read."""
+        """The records, parsed."""
         return RecordPage(
             kind=self.kind,
             total=self.total,
@@ -94,9 +95,9 @@ class Stored:
         )
 
     def pieces(self) -> Iterator[bytes]:
-        """The page as JSON, piece by piece."""
-        told = {"kind": self.kind, "total": self.total, "stride": self.stride}
-        text, between = json.dumps(told | {"sequences": self.sequences})[:-1] + ', "records":[', ""
+        """`page` as JSON, piece by piece."""
+        head = {"kind": self.kind, "total": self.total, "stride": self.stride}
+        text, between = json.dumps(head | {"sequences": self.sequences})[:-1] + ', "records":[', ""
         for row in self.rows:
             text += between + line_text(self._line(*row))
             between = ","
@@ -108,7 +109,7 @@ class Stored:
     def _line(self, sequence: int, body: str) -> RunLine:
         try:
             return read_line(body, self.data)
-        except (ValueError, NotFound):  # earlier versions took lines of any kind
+        except (ValueError, NotFound):  # earlier versions stored lines of any kind
             return note(f"record {sequence} is none that this version knows")
 
 
@@ -117,38 +118,42 @@ class Records(Part):
 
     def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
         super().__init__(database, settings, clock)
-        self._queue = threading.Lock()
+        self._queue = threading.Lock()  # guards the two below
         self._waiting: list[_Delivery] = []
-        self._storing = False
+        self._storing = False  # whether the thread is at work
         self._thread = ThreadPoolExecutor(1, "records")
 
     def close(self) -> None:
-        """Take no more."""
+        """End the thread, once all that waits is stored."""
         self._thread.shutdown()
 
     def append(
         self, identifier: str, batch: RecordBatch, caller: Caller | None = None
     ) -> RecordsTaken:
-        """`deliver`, and wait: when this returns, all of it is there for good."""
+        """Store a batch, as `deliver` does, and wait until it is stored for good."""
         return self.deliver(identifier, batch, caller).result()
 
     def deliver(
         self, identifier: str, batch: RecordBatch, caller: Caller | None = None
     ) -> Future[RecordsTaken]:
-        """Have a batch stored, with whatever else waits; it is there for good when that is done.
+        """Queue a batch to be stored, together with whatever else waits.
 
-        One thread stores for all. If each request had one that waits, as many would take turns with
-        Python's lock, which costs more than the storing.
+        One thread stores for all requests. If each stored in a thread of its own, these would take
+        turns with Python's lock, which costs more than the storing.
 
         Args:
-            identifier: The run.
+            identifier: Identifier of the run.
             batch: Consecutive records.
-            caller: Who sends it; `None` does not ask.
+            caller: Sender of the batch, who must own the run; `None`: not checked.
+
+        Returns:
+            What becomes of the batch; when it is done, the batch is stored for good. It may raise
+            `NotFound`, `Forbidden` (the run is another caller's), `Conflict` (records before the
+            batch are missing or differ; ``next`` says which are wanted) or `Refused` (the run would
+            have too many records).
 
         Raises:
-            Refused: A record is too long. The rest comes of the future, like these:
-            Forbidden: It is not the caller's.
-            Conflict: Records before it are missing or differ (`next` says which are wanted).
+            Refused: A record is too long.
         """
         texts = [line_text(line) for line in batch.records]
         for number, text in enumerate(texts, batch.first):
@@ -159,17 +164,23 @@ class Records(Part):
         delivery = _Delivery(identifier, batch, texts, caller)
         with self._queue:
             self._waiting.append(delivery)
-            begins, self._storing = not self._storing, True
-        if begins:
+            idle, self._storing = not self._storing, True
+        if idle:
             self._thread.submit(self._store_waiting)
-        return delivery.told
+        return delivery.result
 
     def page(self, identifier: str, kind: str, most: int = 1000) -> RecordPage:
-        """All that `spaced` finds."""
+        """`spaced`, parsed."""
         return self.spaced(identifier, kind, most).page()
 
-    def spaced(self, identifier: str, kind: str, most: int = 1000) -> Stored:
-        """Records of a kind, evenly spaced, at most ``most`` and the newest; fewer of long ones."""
+    def spaced(self, identifier: str, kind: str, most: int = 1000) -> StoredRecords:
+        """Evenly spaced records of a kind, and the newest.
+
+        Args:
+            identifier: Identifier of the run.
+            kind: Kind of the records.
+            most: Maximum number of records, the newest aside; long ones are fewer.
+        """
         with self._database.reading() as connection:
             total, newest = _counts(connection, identifier).get(kind, (0, -1))
             level = 0
@@ -183,25 +194,25 @@ class Records(Part):
             if total and (not rows or rows[-1][0] < newest):
                 last = _lines_of(identifier).where(records.c.sequence == newest)
                 rows += [(row.sequence, row.body) for row in connection.execute(last)]
-        return Stored(kind, total, 2**level, rows, cache(lambda: self.data(identifier)))
+        return StoredRecords(kind, total, 2**level, rows, cache(lambda: self.data(identifier)))
 
     def after(
         self, identifier: str, kind: str | None = None, sequence: int = -1, limit: int = 1000
     ) -> RecordPage:
-        """All that `following` finds."""
+        """`following`, parsed."""
         return self.following(identifier, kind, sequence, limit).page()
 
     def following(
         self, identifier: str, kind: str | None = None, sequence: int = -1, limit: int = 1000
-    ) -> Stored:
-        """All records after ``sequence``, of one kind or of all (``kind`` of the page is empty).
+    ) -> StoredRecords:
+        """All records after a sequence number. The last record's number leads to the next page,
+        until a page is empty.
 
         Args:
-            identifier: The run.
-            kind: Of these only.
-            sequence: Those with a greater one; -1 starts at the beginning.
-            limit: At most so many, fewer of very long ones; the page's last sequence leads to the
-                next page, until one is empty.
+            identifier: Identifier of the run.
+            kind: Kind of the records; `None`: all kinds.
+            sequence: Sequence number before the first record; -1 starts at the beginning.
+            limit: Maximum number of records; very long ones are fewer.
         """
         with self._database.reading() as connection:
             counts = _counts(connection, identifier)
@@ -211,36 +222,36 @@ class Records(Part):
             else:
                 total, newest = counts.get(kind, (0, -1))
                 wanted = _next_of_kind(identifier, kind, sequence, limit, total.bit_length())
-                # PostgreSQL sees what was stored since the count, of which some may be of a level
-                # that was not there then: whoever got the others would never ask for it again.
+                # PostgreSQL sees records that were stored since the count. Some may have a level
+                # that was not there then, and a client that got those after them would miss them.
                 wanted = wanted.where(records.c.sequence <= newest)
             rows, _ = _read(connection, wanted.order_by(records.c.sequence).limit(limit))
-        return Stored(kind or "", total, 1, rows, cache(lambda: self.data(identifier)))
+        return StoredRecords(kind or "", total, 1, rows, cache(lambda: self.data(identifier)))
 
     def epochs(self, identifier: str) -> list[EpochRecord]:
-        """The finished epochs in their order; one that was done again as it was the last time."""
+        """The finished epochs in their order; of a repeated epoch the last record."""
         return _epochs_in(self.spaced(identifier, "epoch", MAX_EPOCHS))
 
     def newest_epochs(self, identifier: str, most: int) -> list[EpochRecord]:
-        """`epochs` of the newest ``most`` epoch lines alone; fewer where some repeat others."""
+        """`epochs` of the newest ``most`` epoch lines; fewer epochs where some were repeated."""
         with self._database.reading() as connection:
             total, newest = _counts(connection, identifier).get("epoch", (0, -1))
             wanted = _next_of_kind(identifier, "epoch", newest + 1, most, total.bit_length(), -1)
             rows, _ = _read(connection, wanted.order_by(records.c.sequence.desc()).limit(most))
         return _epochs_in(
-            Stored("epoch", total, 1, rows[::-1], cache(lambda: self.data(identifier)))
+            StoredRecords("epoch", total, 1, rows[::-1], cache(lambda: self.data(identifier)))
         )
 
     def data(self, identifier: str) -> DataFacts:
-        """What a run trains on."""
-        plan = json.loads(self._value(runs.c.plan, identifier, THERE))
+        """The data set of a run, from its plan."""
+        plan = json.loads(self._value(runs.c.plan, identifier, NOT_DELETED))
         return DataFacts.model_validate_json(json.dumps(plan["data"]))
 
     # ------------------------------------------------------------------------------------ storing
 
     def _store_waiting(self) -> None:
-        """Store all that waits, and what comes meanwhile, each time in one transaction: the disk is
-        synced once for all of them, so nobody waits longer than for two.
+        """Store all that waits in one transaction, and what arrives meanwhile in the next: the disk
+        is synced once for all of them, so no batch waits for more than two transactions.
         """
         while True:
             with self._queue:
@@ -248,43 +259,52 @@ class Records(Part):
                 self._storing = bool(waiting)
             if not waiting:
                 return
-            together = [one for one in waiting if one.told.set_running_or_notify_cancel()]
-            settled: Sequence[RecordsTaken | Exception]
+            deliveries = [one for one in waiting if one.result.set_running_or_notify_cancel()]
+            results: Sequence[RecordsTaken | Exception]
             try:
                 with self._database.writing() as connection:
-                    settled = self._store(connection, together)
-            except Exception as error:  # noqa: BLE001 - each of them raises it
-                settled = [error] * len(together)  # rolled back, all of them
-            for one, became in zip(together, settled, strict=True):
-                if isinstance(became, Exception):
-                    one.told.set_exception(became)
+                    results = self._store(connection, deliveries)
+            except Exception as error:  # noqa: BLE001 - raised by the future of each delivery
+                results = [error] * len(deliveries)  # all were rolled back
+            for delivery, result in zip(deliveries, results, strict=True):
+                if isinstance(result, Exception):
+                    delivery.result.set_exception(result)
                 else:
-                    one.told.set_result(became)
+                    delivery.result.set_result(result)
 
     def _store(
-        self, connection: Connection, together: Sequence[_Delivery]
+        self, connection: Connection, deliveries: Sequence[_Delivery]
     ) -> Sequence[RecordsTaken | Exception]:
-        """Store deliveries in few statements; for each what was taken, or what is wrong with it."""
-        wanted = {"runs": [*{one.run for one in together}]}
-        rows = connection.execute(_RUNS, wanted).mappings()
-        found = {row["id"]: _Run(row["owner"], row["outcome"], row["advice"], row) for row in rows}
-        settled: list[RecordsTaken | Exception] = []
-        for one in together:
-            try:
-                settled.append(self._take_in(found.get(one.run), one))
-            except ServiceProblem as problem:
-                settled.append(problem)
-        changed = {run: one for run, one in found.items() if one.changed}
-        for run in (run for run, one in changed.items() if one.drops):
-            connection.execute(delete(records).where(records.c.run_id == run))
-        insert_rows(connection, [(run, *row) for run, one in changed.items() for row in one.rows])
-        if changed:
-            told = [{"run": run, **one.columns(self._clock())} for run, one in changed.items()]
-            connection.execute(_CHANGE_RUNS, told)
-        return settled
+        """Store deliveries in few statements.
 
-    def _take_in(self, run: _Run | None, delivery: _Delivery) -> RecordsTaken:
-        """A delivery, into the run as it is to be stored; one that is refused changes nothing."""
+        Returns:
+            For each delivery what the client is told, or why it is refused.
+        """
+        rows = connection.execute(_RUNS, {"runs": [*{one.run for one in deliveries}]}).mappings()
+        stored = {row["id"]: _Run(row) for row in rows}
+        results: list[RecordsTaken | Exception] = []
+        for delivery in deliveries:
+            try:
+                results.append(self._apply(delivery, stored.get(delivery.run)))
+            except ServiceProblem as problem:
+                results.append(problem)
+        changed = {identifier: run for identifier, run in stored.items() if run.changed}
+        for identifier, run in changed.items():
+            if run.drops:
+                connection.execute(delete(records).where(records.c.run_id == identifier))
+        insert_rows(connection, [(name, *row) for name, run in changed.items() for row in run.rows])
+        if changed:
+            now = self._clock()
+            columns = [{"run": name, **run.columns(now)} for name, run in changed.items()]
+            connection.execute(_CHANGE_RUNS, columns)
+        return results
+
+    def _apply(self, delivery: _Delivery, run: _Run | None) -> RecordsTaken:
+        """Add a delivery to its run in memory; a refused one changes nothing.
+
+        Raises:
+            ServiceProblem: The delivery is refused.
+        """
         if run is None:
             raise missing("run", delivery.run)
         if delivery.caller is not None and not delivery.caller.owns(run.owner):
@@ -310,19 +330,26 @@ class Records(Part):
 
 
 class _Run:
-    """A run as it is to be stored.
+    """A run as it will be once deliveries are stored.
+
+    Args:
+        row: The run's row, of `_RUNS`.
 
     Attributes:
-        owner: As stored, and so are `outcome` and `advice`.
-        stored: How many records there are.
-        digest: Of these.
-        drops: Whether those that are in the database go.
-        rows: That are to be inserted.
-        changed: Whether anything of it changes, be it the time alone.
+        owner: Name of the token that may report the run.
+        outcome: How the run ended; `None` while it goes on.
+        advice: Number of the newest advice.
+        stored: Number of records.
+        digest: Digest of the records' lines; `None` where it is not known.
+        drops: Whether the records that are in the database are to be deleted.
+        rows: Rows to insert.
+        changed: Whether the row of the run changes, be it only the time.
     """
 
-    def __init__(self, owner: str, outcome: str | None, advice: int, row: Mapping[Any, Any]):
-        self.owner, self.outcome, self.advice = owner, outcome, advice
+    def __init__(self, row: Mapping[Any, Any]) -> None:
+        self.owner: str = row["owner"]
+        self.outcome: str | None = row["outcome"]
+        self.advice: int = row["advice"]
         self.stored, self.digest = row["next_sequence"], row["digest"]
         self._counts: dict[str, list[int]] = json.loads(row["counts"])
         self._progress = {name: row[name] for name in _PROGRESS}
@@ -330,29 +357,34 @@ class _Run:
         self.drops = self.changed = False
 
     def drop(self) -> None:
-        """Begin anew, without records."""
+        """Drop all records."""
         self.stored, self.digest, self.drops = 0, None, True
         self._counts, self.rows = {}, []
         self._progress |= {"epochs_done": 0, "top1": None}
 
     def add(self, lines: Sequence[RunLine], texts: Sequence[str]) -> None:
-        """Add what follows."""
+        """Add records behind those that are stored."""
         self.rows += rows_of(self.stored, lines, texts, self._counts)
         self.stored += len(lines)
         self._progress |= progress_in(lines)
 
     def columns(self, now: float) -> dict[str, Any]:
-        """What changes in its row."""
-        counts = json.dumps(self._counts)
-        told = {"next_sequence": self.stored, "digest": self.digest, "counts": counts}
-        return told | self._progress | {"changed": now}
+        """The columns of the run's row that change."""
+        return self._progress | {
+            "next_sequence": self.stored,
+            "digest": self.digest,
+            "counts": json.dumps(self._counts),
+            "changed": now,
+        }
 
 
 def _refuse(batch: RecordBatch, stored: int, digest: str | None) -> None:
-    """Refuse what does not follow on what is stored, or on other lines than those.
+    """Refuse a batch that leaves a gap behind the ``stored`` records, or follows on lines of
+    another ``digest``.
 
     Raises:
-        Conflict: Where the batch's own first record is the one wanted, what is before it differs.
+        Conflict: ``next`` is the number of the record that is wanted; if it is the batch's own
+            first one, the lines before it differ.
     """
     end = batch.first + len(batch.records)
     if batch.first > stored:
@@ -361,8 +393,8 @@ def _refuse(batch: RecordBatch, stored: int, digest: str | None) -> None:
         return
     if batch.first < stored < end:  # the known part cannot be compared by itself
         raise Conflict(f"records before {stored} are stored already", next=stored)
-    ours = batch.before if batch.first == stored else batch.after if end == stored else digest
-    if ours != digest:
+    sent = batch.before if batch.first == stored else batch.after if end == stored else digest
+    if sent != digest:
         raise Conflict(
             f"the lines before {stored} are not those that are stored: all are wanted anew",
             next=batch.first,
@@ -371,18 +403,18 @@ def _refuse(batch: RecordBatch, stored: int, digest: str | None) -> None:
 
 @dataclass(eq=False)
 class _Delivery:
-    """A batch on its way into the database, and what became of it."""
+    """A batch that waits to be stored, and what becomes of it."""
 
     run: str
     batch: RecordBatch
     texts: Sequence[str]
     caller: Caller | None
-    told: Future[RecordsTaken] = field(default_factory=Future)
+    result: Future[RecordsTaken] = field(default_factory=Future)
 
 
 def _counts(connection: Connection, identifier: str) -> dict[str, tuple[int, int]]:
-    """For each kind how many records there are, and the newest one's sequence number."""
-    wanted = select(runs.c.counts).where(runs.c.id == identifier, THERE)
+    """By kind: the number of records, and the sequence number of the newest."""
+    wanted = select(runs.c.counts).where(runs.c.id == identifier, NOT_DELETED)
     stored = connection.execute(wanted).scalar()
     if stored is None:
         raise missing("run", identifier)
@@ -395,14 +427,14 @@ def _lines_of(identifier: str) -> Select[Any]:
 
 
 def from_level(identifier: str, kind: str, level: int) -> Select[Any]:
-    """Records of a kind from a level on, in no order: asked for one, SQLite would rather go through
-    all of the run's records, which are in order, than take these few from the index.
+    """Records of a kind from a level on, in no order: to order them, SQLite would go through all of
+    the run's records, which are in order, instead of taking these few from the index.
     """
     return _lines_of(identifier).where(records.c.kind == kind, records.c.level >= level)
 
 
-def _epochs_in(found: Stored) -> list[EpochRecord]:
-    lines = found.page().records
+def _epochs_in(stored: StoredRecords) -> list[EpochRecord]:
+    lines = stored.page().records
     by_epoch = {line.record.epoch: line.record for line in lines if isinstance(line, EpochLine)}
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
@@ -410,11 +442,11 @@ def _epochs_in(found: Stored) -> list[EpochRecord]:
 def _next_of_kind(
     identifier: str, kind: str, sequence: int, limit: int, levels: int, way: int = 1
 ) -> Select[Any]:
-    """Records of a kind after a sequence number, or before it (``way`` -1), at least the first
-    ``limit`` from there.
+    """Records of a kind after a sequence number, or before it (``way`` -1): at least the ``limit``
+    next to it.
 
-    The index has them level by level, so each level gives its first ones; all of them together
-    hold the first ones of all. Without that, rare lines of a long run would be looked for among
+    The index has records level by level, so the query takes the first ones of each level, among
+    which are the first ones of all. Otherwise rare lines of a long run would be looked for among
     all of its lines.
     """
     column = records.c.sequence
@@ -436,29 +468,36 @@ def _next_of_kind(
 
 
 def _read(connection: Connection, wanted: Select[Any]) -> tuple[list[tuple[int, str]], bool]:
-    """Sequence numbers and bodies, up to `MAX_CHARACTERS` of them but at least one row; and
-    whether that is all.
+    """Sequence numbers and texts of `MAX_CHARACTERS` at most, but of one row at least; and whether
+    these are all rows.
     """
     rows: list[tuple[int, str]] = []
     size = 0
-    found = connection.execute(wanted, execution_options={"yield_per": 200})
-    for sequence, body in found:
+    result = connection.execute(wanted, execution_options={"yield_per": 200})
+    for sequence, body in result:
         size += len(body)
         if rows and size > MAX_CHARACTERS:
-            found.close()
+            result.close()
             return rows, False
         rows.append((sequence, body))
     return rows, True
 
 
 Row = tuple[int, str, int, str]
-"""Sequence number, kind, level, body."""
+"""Sequence number, kind, level and text of a record."""
 
 
 def rows_of(
     first: int, lines: Sequence[RunLine], texts: Sequence[str], counts: dict[str, list[int]]
 ) -> list[Row]:
-    """Lines as rows of the table; ``counts`` goes on."""
+    """Lines as rows of the table.
+
+    Args:
+        first: Sequence number of the first line.
+        lines: The lines.
+        texts: The same lines as text.
+        counts: By kind, number of records and sequence number of the newest; updated.
+    """
     rows: list[Row] = []
     for sequence, (line, text) in enumerate(zip(lines, texts, strict=True), first):
         place = counts.get(line.kind, (0, -1))[0] + 1
@@ -468,10 +507,11 @@ def rows_of(
 
 
 def insert_rows(connection: Connection, rows: Sequence[tuple[str, *Row]]) -> None:
-    """Insert rows in each database's quickest way; PostgreSQL's takes a tenth of the usual one.
+    """Insert rows, each behind the identifier of its run, in each database's quickest way;
+    PostgreSQL's takes a tenth of the usual time.
 
-    SQLite's driver lets go of Python's lock in each step of a statement, and after each this thread
-    would wait until the others let go of it again. So many rows are one step.
+    SQLite's driver releases Python's lock in each step of a statement, and this thread would wait
+    after each until other threads release it. So one step inserts many rows.
     """
     columns = "records (run_id, sequence, kind, level, body)"
     if connection.dialect.name == "sqlite":
@@ -488,7 +528,7 @@ def insert_rows(connection: Connection, rows: Sequence[tuple[str, *Row]]) -> Non
 
 
 def progress_in(lines: Sequence[RunLine]) -> dict[str, Any]:
-    """What the epoch lines among them change in the run's row."""
+    """Columns of the run's row that the epoch lines among ``lines`` change."""
     values: dict[str, Any] = {}
     for line in lines:
         if isinstance(line, EpochLine):

@@ -1,4 +1,4 @@
-"""Runs: introduced, heard of, ended, listed, deleted. Their records are `records`' part."""
+"""The table of runs: introduced, reported, ended, listed, deleted. `records` has their records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records.service import (
@@ -29,29 +28,44 @@ from batchwright.records.service import (
     RunIntroduction,
     RunState,
 )
-from batchwright.service.database.tables import DELETED, EXPIRED, GONE, THERE, advice, records, runs
+from batchwright.service.database.tables import (
+    DELETED,
+    EXPIRED,
+    GONE,
+    NOT_DELETED,
+    advice,
+    records,
+    runs,
+)
 from batchwright.service.problems import Conflict, Refused, Unavailable
 from batchwright.service.settings import DAY
-from batchwright.service.store.part import Part, alone_adding, count, missing, opened, share_of
+from batchwright.service.store.part import (
+    Part,
+    count,
+    deletion_limit,
+    lock_for_insert,
+    missing,
+    stored_document,
+)
 
 REMOVED_AT_ONCE = 5000
-"""Records in one transaction when a run is removed, so that others can write in between."""
+"""Records that one transaction removes, so that others can write in between."""
 
 REMEMBERED_SECONDS = 30 * DAY
-"""How long it is remembered that a run was deleted."""
+"""For how long the row of a deleted run stays."""
 
 LONGEST_NAME = 1000
-"""Characters of a network's name, or of the data's: a list of runs holds each of them whole."""
+"""Maximum characters of a network's or data set's name: a list of runs holds them whole."""
 
 LONGEST_KNOWN = 32 * 1024
-"""Characters of a plan that is kept in memory, read; it takes some ten times as much."""
+"""Maximum characters of a plan that stays in memory as a record, ten times as large."""
 
 Identifiers = list[str]
 
 _EMPTIED = and_(runs.c.outcome == DELETED, runs.c.plan == "")
-"""Deleted runs of which nothing else is there any more."""
+"""Condition: a run was deleted, and nothing but its row is left."""
 
-_NOTHING = {
+_EMPTY_COLUMNS = {
     **dict.fromkeys(("name", "plan", "network", "data"), ""),
     **dict.fromkeys(("profile", "summary", "error", "job_id", "top1")),
     "counts": "{}",
@@ -70,19 +84,19 @@ class Runs(Part):
     def introduce(
         self, identifier: str, introduction: RunIntroduction, owner: str, *, demo: bool = False
     ) -> RunInfo:
-        """Store a run, or hear of it again: one that had stopped or failed goes on.
+        """Store a run. One that is known, and has stopped or failed, goes on.
 
         Args:
-            identifier: A UUID, chosen by whoever runs it.
-            introduction: What it is.
-            owner: Name of the token that may write to it from now on.
-            demo: Whether it is the example that comes with the service.
+            identifier: The run's UUID, chosen by its reporter.
+            introduction: Name, plan and profile of the run.
+            owner: Name of the token that may report the run from now on.
+            demo: Whether the run is the example that comes with the service.
 
         Raises:
-            Refused: A name in its plan is too long.
-            Conflict: The run is another owner's or of another training, or was deleted, or there
-                are too many runs.
-            Unavailable: It is just being removed, being too old.
+            Refused: A name in the plan is too long.
+            Conflict: The run is another owner's or of another training, or was deleted, or
+                `Limits.runs` are stored.
+            Unavailable: The run is being removed, as it is too old.
         """
         now, plan = self._clock(), introduction.plan
         facts = {
@@ -95,7 +109,7 @@ class Runs(Part):
         for name, value in facts.items():
             if isinstance(value, str) and len(value) > LONGEST_NAME:
                 raise Refused(f"plan.{name}: its name has more than {LONGEST_NAME:,} characters")
-        told: dict[str, Any] = {
+        values: dict[str, Any] = {
             "name": introduction.name,
             "follows_advice": introduction.follows_advice,
             "job_id": introduction.job,
@@ -103,18 +117,20 @@ class Runs(Part):
             "changed": now,
         }
         if introduction.profile is not None:
-            told["profile"] = introduction.profile.model_dump_json()
+            values["profile"] = introduction.profile.model_dump_json()
         with self._database.writing() as connection:
-            found = _row(connection, identifier, lock=True)
-            if found is None:
+            row = _row(connection, identifier, lock=True)
+            if row is None:
                 most = self._settings.limits.runs
-                alone_adding(connection, runs)
+                lock_for_insert(connection, runs)
                 # The second count looks at each row, which takes long.
-                full = count(connection, runs) >= most and count(connection, runs, THERE) >= most
-                if full and _row(connection, identifier) is None:  # nor has it come meanwhile
+                full = (
+                    count(connection, runs) >= most and count(connection, runs, NOT_DELETED) >= most
+                )
+                if full and _row(connection, identifier) is None:  # nor was it added meanwhile
                     raise Conflict(f"this service keeps {most} runs at most: delete some first")
-                add = sqlite.insert if self._database.is_sqlite else postgresql.insert
-                new = add(runs).values(
+                new = self._insert_if_new(
+                    runs,
                     id=identifier,
                     owner=owner,
                     demo=demo,
@@ -125,27 +141,26 @@ class Runs(Part):
                     epochs_done=0,
                     global_batch_size=plan.stages[0].global_batch_size,
                     **facts,
-                    **told,
+                    **values,
                 )
-                new = new.on_conflict_do_nothing()
                 if connection.execute(new.returning(runs.c.id)).first() is None:
-                    # Sent again while it was on its way; in PostgreSQL the other one has it stored.
-                    found = _row(connection, identifier, lock=True)
-            if found is not None:
-                _refuse(found, owner, facts)
-                if found["outcome"] in ("stopped", "failed"):
-                    told |= {"outcome": None, "error": None}
+                    # In PostgreSQL the same introduction, sent twice, was stored meanwhile.
+                    row = _row(connection, identifier, lock=True)
+            if row is not None:
+                _refuse(row, owner, facts)
+                if row["outcome"] in ("stopped", "failed"):
+                    values |= {"outcome": None, "error": None}
                 connection.execute(
-                    update(runs).where(runs.c.id == identifier).values(**facts, **told)
+                    update(runs).where(runs.c.id == identifier).values(**facts, **values)
                 )
-            return self._info(_wanted(connection, identifier))
+            return self._info(_existing_row(connection, identifier))
 
     def alive(self, identifier: str) -> RecordsTaken:
-        """Hear of a run that has nothing to say; what it would be told with its records."""
+        """Note that a run goes on, without new records; returns what an answer to records says."""
         with self._database.writing() as connection:
             row = connection.execute(
                 update(runs)
-                .where(runs.c.id == identifier, THERE)
+                .where(runs.c.id == identifier, NOT_DELETED)
                 .values(changed=self._clock())
                 .returning(runs.c.next_sequence, runs.c.advice, runs.c.digest)
             ).one_or_none()
@@ -154,7 +169,7 @@ class Runs(Part):
         return RecordsTaken(next=row.next_sequence, advice=row.advice, digest=row.digest)
 
     def end(self, identifier: str, end: RunEnd) -> RunInfo:
-        """Note how a run ended."""
+        """Store how a run ended."""
         values: dict[str, Any] = {
             "outcome": end.outcome,
             "error": end.error,
@@ -163,15 +178,15 @@ class Runs(Part):
         if end.summary is not None:
             values["summary"] = end.summary.model_dump_json()
         with self._database.writing() as connection:
-            mine = (runs.c.id == identifier, THERE)
-            if not connection.execute(update(runs).where(*mine).values(**values)).rowcount:
+            this = (runs.c.id == identifier, NOT_DELETED)
+            if not connection.execute(update(runs).where(*this).values(**values)).rowcount:
                 raise missing("run", identifier)
-            return self._info(_wanted(connection, identifier))
+            return self._info(_existing_row(connection, identifier))
 
     def get(self, identifier: str) -> RunInfo:
         """A run."""
         with self._database.reading() as connection:
-            return self._info(_wanted(connection, identifier))
+            return self._info(_existing_row(connection, identifier))
 
     def list(
         self,
@@ -180,19 +195,19 @@ class Runs(Part):
         state: RunState | None = None,
         query: str = "",
     ) -> list[RunInfo]:
-        """Runs, those introduced last first.
+        """Runs, the newest first.
 
         Args:
-            limit: At most so many.
-            before: Those that come after this run in the list: the last one of the page before.
-            state: Only those in this state.
-            query: Only those with this in name, network, data or method, in any case.
+            limit: Maximum number of runs.
+            before: Identifier of the last run of the previous page; `None`: the first page.
+            state: State of the runs; `None`: any.
+            query: Text that name, network, data or method holds, whatever its case.
 
         Raises:
             NotFound: There is no run ``before``.
         """
         newest = (runs.c.created.desc(), runs.c.id.desc())
-        wanted = select(*_SHOWN).where(THERE).order_by(*newest).limit(limit)
+        wanted = select(*_SHOWN).where(NOT_DELETED).order_by(*newest).limit(limit)
         heard_of = self._clock() - self._settings.silent_seconds
         if state == "running":
             wanted = wanted.where(runs.c.outcome.is_(None), runs.c.changed >= heard_of)
@@ -207,7 +222,7 @@ class Runs(Part):
             )
         with self._database.reading() as connection:
             if before is not None:
-                last = _wanted(connection, before)
+                last = _existing_row(connection, before)
                 place = tuple_(last["created"], before)
                 wanted = wanted.where(tuple_(runs.c.created, runs.c.id) < place)
             rows = connection.execute(wanted).mappings().all()
@@ -215,59 +230,63 @@ class Runs(Part):
 
     def owner(self, identifier: str) -> str:
         """Name of the token that a run belongs to."""
-        return str(self._of(runs.c.owner, identifier))
+        return str(self._column(runs.c.owner, identifier))
 
     def plan(self, identifier: str) -> Plan:
         """The plan that a run follows now."""
-        text = self._of(runs.c.plan, identifier)
-        return _known(text) if len(text) <= LONGEST_KNOWN else Plan.model_validate_json(text)
+        text = self._column(runs.c.plan, identifier)
+        return _read_plan(text) if len(text) <= LONGEST_KNOWN else Plan.model_validate_json(text)
 
     def profile(self, identifier: str) -> Profile | None:
-        """What a run's plan was made from, if that was sent."""
-        return opened(Profile, self._of(runs.c.profile, identifier))
+        """The profile that a run's plan was made from, if it was sent."""
+        return stored_document(Profile, self._column(runs.c.profile, identifier))
 
     def summary(self, identifier: str) -> RunSummary | None:
-        """The summary of a run that has finished and sent it.
+        """The summary of a finished run, if it was sent.
 
-        Where the run's files are on its machine is nobody's business here: its folder is told as
-        the run's name.
+        The run folder in it is replaced by the run's name: a path of another machine is no reader's
+        business.
         """
-        found = opened(RunSummary, self._of(runs.c.summary, identifier))
-        return found and found.model_copy(update={"run_folder": self._of(runs.c.name, identifier)})
+        summary = stored_document(RunSummary, self._column(runs.c.summary, identifier))
+        if summary is None:
+            return None
+        return summary.model_copy(update={"run_folder": self._column(runs.c.name, identifier)})
 
     def delete(self, identifier: str) -> None:
-        """Have nobody find a run any more; `remove_some` removes its records and advice."""
-        # The example that comes with the service may be loaded again.
+        """Mark a run as deleted, so that it is not found; `remove_some` removes what it holds."""
+        # Not DELETED for the example that comes with the service: it may be loaded again.
         outcome = case((runs.c.demo, EXPIRED), else_=DELETED)
-        there = update(runs).where(runs.c.id == identifier, THERE)
-        if not self._write(there.values(outcome=outcome, changed=self._clock())):
+        this = update(runs).where(runs.c.id == identifier, NOT_DELETED)
+        if not self._write(this.values(outcome=outcome, changed=self._clock())):
             raise missing("run", identifier)
 
     def delete_old(self, before: float) -> Identifiers:
-        """Delete some of the runs last heard of before a moment, and tell which."""
-        old = select(runs.c.id).where(runs.c.changed < before, runs.c.demo.is_(False), THERE)
+        """Mark as expired some of the runs last heard of before a moment; returns which."""
+        old = select(runs.c.id).where(runs.c.changed < before, runs.c.demo.is_(False), NOT_DELETED)
         with self._database.writing() as connection:
-            some = old.order_by(runs.c.changed).limit(share_of(connection, runs))
-            gone = update(runs).where(runs.c.id.in_(some.scalar_subquery()))
-            told = connection.execute(gone.values(outcome=EXPIRED).returning(runs.c.id))
-            return list(told.scalars())
+            some = old.order_by(runs.c.changed).limit(deletion_limit(connection, runs))
+            expired = update(runs).where(runs.c.id.in_(some.scalar_subquery()))
+            rows = connection.execute(expired.values(outcome=EXPIRED).returning(runs.c.id))
+            return list(rows.scalars())
 
     def forget_deleted(self) -> None:
-        """Forget that there were the runs that somebody deleted long ago."""
+        """Remove the rows of runs that were deleted `REMEMBERED_SECONDS` ago."""
         forgotten = self._clock() - REMEMBERED_SECONDS
         self._write(delete(runs).where(_EMPTIED, runs.c.changed < forgotten))
 
     def to_remove(self) -> Identifiers:
-        """Runs that nobody finds any more and of which there is still something."""
-        found = self._read(select(runs.c.id).where(runs.c.outcome.in_(GONE), not_(_EMPTIED)))
-        return [row.id for row in found]
+        """Deleted and expired runs that still hold something."""
+        rows = self._read(select(runs.c.id).where(runs.c.outcome.in_(GONE), not_(_EMPTIED)))
+        return [row.id for row in rows]
 
     def remove_some(self, identifier: str) -> bool:
-        """Remove some of what such a run held, in a short transaction; returns whether there may be
-        more.
+        """Remove some of what a deleted or expired run holds, in a short transaction.
+
+        Returns:
+            Whether there may be more.
         """
         with self._database.writing() as connection:
-            # In PostgreSQL another process may be at it.
+            # In PostgreSQL another process may be removing it.
             outcome = connection.execute(
                 select(runs.c.outcome)
                 .where(runs.c.id == identifier, runs.c.outcome.in_(GONE), not_(_EMPTIED))
@@ -290,57 +309,64 @@ class Runs(Part):
                 connection.execute(delete(runs).where(runs.c.id == identifier))
             else:
                 connection.execute(delete(advice).where(advice.c.run_id == identifier))
-                connection.execute(update(runs).where(runs.c.id == identifier).values(**_NOTHING))
+                this = update(runs).where(runs.c.id == identifier)
+                connection.execute(this.values(**_EMPTY_COLUMNS))
             return False
 
-    def _of(self, column: Column[Any], identifier: str) -> Any:
-        return self._value(column, identifier, THERE)
+    def _column(self, column: Column[Any], identifier: str) -> Any:
+        return self._value(column, identifier, NOT_DELETED)
 
     def _info(self, row: RowMapping) -> RunInfo:
         state: RunState = row["outcome"] or "running"
         if state == "running" and self._clock() - row["changed"] > self._settings.silent_seconds:
             state = "silent"
-        told = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
-        return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - told}, **told)
+        own = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
+        return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - own}, **own)
 
 
-@lru_cache(maxsize=100)
-def _known(text: str) -> Plan:
-    """A plan; a run that reports is held against its own after each epoch."""
+@lru_cache(maxsize=100)  # the adviser needs a run's plan after each epoch
+def _read_plan(text: str) -> Plan:
+    """A plan from its JSON."""
     return Plan.model_validate_json(text)
 
 
 def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping | None:
-    """A run's row, also of one that is `GONE`."""
+    """A run's row, deleted or not; `None` where there is none."""
     wanted = select(*_SHOWN).where(runs.c.id == identifier)
     if lock:
         wanted = wanted.with_for_update()
     return connection.execute(wanted).mappings().one_or_none()
 
 
-def _wanted(connection: Connection, identifier: str) -> RowMapping:
+def _existing_row(connection: Connection, identifier: str) -> RowMapping:
+    """The row of a run that is not deleted.
+
+    Raises:
+        NotFound: There is no such run.
+    """
     row = _row(connection, identifier)
     if row is None or row["outcome"] in GONE:
         raise missing("run", identifier)
     return row
 
 
-def _refuse(found: RowMapping, owner: str, facts: dict[str, Any]) -> None:
-    """A run keeps its owner, data, network, method and length; batches and rates may change. And a
-    reporter that goes on does not bring back what somebody has deleted.
+def _refuse(row: RowMapping, owner: str, facts: dict[str, Any]) -> None:
+    """Refuse an introduction that does not fit a stored run. A run keeps its owner, data, network,
+    method and length; batches and rates may change. A reporter that goes on does not bring a
+    deleted run back.
     """
-    if found["outcome"] == EXPIRED:
+    if row["outcome"] == EXPIRED:
         raise Unavailable("this run is being removed, being too old: come again in a moment")
-    if found["outcome"] == DELETED:
+    if row["outcome"] == DELETED:
         raise Conflict(
             "this run was deleted here: to report it anew, end it, remove report.json from its run "
             "folder, and use `batchwright send`"
         )
-    if found["owner"] != owner:
+    if row["owner"] != owner:
         raise Conflict("this run was introduced by another token; runs report with the same one")
     for name in ("data", "network", "method", "epochs"):
-        if found[name] != facts[name]:
+        if row[name] != facts[name]:
             raise Conflict(
-                f"this run was introduced with {name} {found[name]}, not {facts[name]}: "
+                f"this run was introduced with {name} {row[name]}, not {facts[name]}: "
                 "a new training takes a new identifier"
             )

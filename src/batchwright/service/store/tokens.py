@@ -1,5 +1,5 @@
-"""Tokens of programs, created and revoked by an operator, and sessions of browsers, to which a link
-leads that works once. Both are secrets that a client sends, of which a hash is stored, with scopes.
+"""Tokens of programs, which an operator creates and revokes, and sessions of browsers, which a
+one-time link opens. Both are secrets that a client sends; a hash and the scopes are stored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import bindparam, delete, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from batchwright.records.service import Name, Scope
 from batchwright.service.database.engine import Database
@@ -23,35 +22,35 @@ from batchwright.service.store.part import Clock, Part
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "bw_"  # so that a token is recognized where it should not be, such as in a repository
 USED_SECONDS = 60.0
-"""How exactly it is known when a token was last used; each request would be a write else."""
+"""Precision of `TokenInfo.used`; a finer one would make each request a write."""
 
 LOCAL = "local"
-"""Name of the token that `serve` makes for clients of the same user, beside a SQLite file. Beside a
-database that is elsewhere, where others may have one as well, `@` and more follows."""
+"""Name of the token that `serve` makes for clients of the same user, beside a SQLite file. Of any
+other database, which services on several machines may share, ``@`` and more follows."""
 
 BROWSER = "browser"
-"""Who a session is, in the audit log and as an owner; behind a blank follows the link's name."""
+"""Name of a session in the audit log and as an owner; the link's name follows behind a blank."""
 
 _VALID = select(tokens).where(tokens.c.hash == bindparam("hash"), tokens.c.revoked.is_(None))
-"""Made once: each request asks it."""
+"""Built once, as each request runs it."""
 
 RESERVED = (BROWSER, "operator")
-"""Names that the audit log uses for others."""
+"""Names in the audit log that no token may have."""
 
 
 class Caller(NamedTuple):
-    """Who sent a request."""
+    """The sender of a request."""
 
     name: str
-    """A token's name; `browser` and the link's name for a page that is signed in."""
+    """A token's name; of a signed-in browser `browser` and the link's name."""
     scopes: frozenset[str]
 
     def may(self, *scopes: str) -> bool:
-        """Whether any of ``scopes`` is among the caller's; `admin` may do everything."""
+        """Whether the caller has any of ``scopes``, or `admin`, which allows everything."""
         return "admin" in self.scopes or not self.scopes.isdisjoint(scopes)
 
     def owns(self, owner: str) -> bool:
-        """Whether what belongs to ``owner`` may be changed: it is the caller's own, or all is."""
+        """Whether the caller may change what belongs to ``owner``: as that owner, or as admin."""
         return self.name == owner or "admin" in self.scopes
 
 
@@ -68,25 +67,25 @@ class TokenInfo(NamedTuple):
 class Tokens(Part):
     """The table of tokens.
 
-    Who asks is found out without writing anything, so that a full disk stops no reader; when a
-    token was used, `note_used` writes now and then.
+    `find` writes nothing, so that a full disk stops no reader; `note_used` writes now and then when
+    tokens were used.
     """
 
     def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
         super().__init__(database, settings, clock)
-        self._used: dict[str, float] = {}  # by name; threads replace whole values
+        self._used: dict[str, float] = {}  # by name, in Unix time; threads replace whole values
 
     def create(self, name: str, scopes: Iterable[str]) -> str:
-        """A new token; what it owned before it was revoked, if it was, it owns again.
+        """Create a token. One with the name of a revoked token owns what that token owned.
 
         Returns:
-            The secret, which is not stored: whoever loses it needs a new token.
+            The secret, which is not stored: a lost one takes a new token.
 
         Raises:
-            Refused: The name or a scope is none.
-            Conflict: There is such a token.
+            Refused: The name or a scope is invalid.
+            Conflict: There is a token of this name.
         """
-        _refuse_no_name(name, 120, "a token")
+        _check_name(name, 120, "a token")
         if name in RESERVED or name.startswith(f"{BROWSER} "):
             raise Refused(f"{name!r} cannot name a token: the audit log uses it for others")
         self._used.pop(name, None)
@@ -99,11 +98,10 @@ class Tokens(Part):
             "revoked": None,
         }
         with self._database.writing() as connection:
-            mine = (tokens.c.name == name, tokens.c.revoked.is_not(None))
-            if connection.execute(update(tokens).where(*mine).values(**values)).rowcount:
+            revoked = (tokens.c.name == name, tokens.c.revoked.is_not(None))
+            if connection.execute(update(tokens).where(*revoked).values(**values)).rowcount:
                 return secret
-            add = sqlite.insert if self._database.is_sqlite else postgresql.insert
-            new = add(tokens).values(name=name, **values).on_conflict_do_nothing()
+            new = self._insert_if_new(tokens, name=name, **values)
             if connection.execute(new.returning(tokens.c.id)).first() is None:
                 raise Conflict(
                     f"there is a token {name!r} already; revoke it first, or take another name"
@@ -114,32 +112,32 @@ class Tokens(Part):
         """Refuse a token from now on.
 
         Raises:
-            NotFound: There is none of that name, or it was revoked before.
+            NotFound: There is no token of that name, or it was revoked before.
         """
         valid = (tokens.c.name == name, tokens.c.revoked.is_(None))
         if not self._write(update(tokens).where(*valid).values(revoked=self._clock())):
             raise NotFound(f"there is no token {name!r}; `batchwright token list` names them")
 
     def limit(self, name: str, scopes: Iterable[str]) -> None:
-        """Have a token do so much from now on, and no more."""
+        """Replace the scopes of a token."""
         self._write(update(tokens).where(tokens.c.name == name).values(scopes=scope_words(scopes)))
 
     def list(self) -> list[TokenInfo]:
         """All tokens, revoked ones too, by name."""
-        told = []
+        infos = []
         for row in self._read(select(tokens).order_by(tokens.c.name)):
-            used = max((one for one in (row.used, self._used.get(row.name)) if one), default=None)
+            used = max((at for at in (row.used, self._used.get(row.name)) if at), default=None)
             scopes = tuple(row.scopes.split())
-            told.append(TokenInfo(row.name, scopes, row.created, used, row.revoked))
-        return told
+            infos.append(TokenInfo(row.name, scopes, row.created, used, row.revoked))
+        return infos
 
     def find(self, secret: str) -> Caller | None:
-        """Who holds ``secret``; `None` if nobody does, or the token was revoked."""
+        """The caller whose token is ``secret``; `None` if no valid token is."""
         now = self._clock()
-        found = self._database.ask(_VALID, {"hash": hash_of(secret)})
-        if not found:
+        rows = self._database.ask(_VALID, {"hash": hash_of(secret)})
+        if not rows:
             return None
-        row = found[0]
+        row = rows[0]
         if now - max(row.used or 0.0, self._used.get(row.name, 0.0)) >= USED_SECONDS:
             self._used[row.name] = now
         return Caller(row.name, frozenset(row.scopes.split()))
@@ -168,25 +166,29 @@ class SignIn(Part):
     """The tables of links and sessions."""
 
     def link(self, scopes: Iterable[str], name: str | None = None) -> str:
-        """The secret of a new link, which works once, for `Settings.link_seconds`.
+        """Create a link, which works once, for `Settings.link_seconds`; returns its secret.
 
         Args:
-            scopes: What the browser may do.
-            name: Whose it is. What a browser submits belongs to those of the same name.
+            scopes: Scopes of the browser's session.
+            name: Name of the user. What a browser submits belongs to all sessions of that name.
 
         Raises:
-            Refused: The name or a scope is none.
+            Refused: The name or a scope is invalid.
         """
         if name is not None:
-            _refuse_no_name(name, 120 - len(BROWSER) - 1, "who is signed in")
+            _check_name(name, 120 - len(BROWSER) - 1, "who is signed in")
         secret, words = new_secret(), scope_words(scopes)
-        expires = self._clock() + self._settings.link_seconds
-        told = {"scopes": words, "expires": expires, "name": name}
-        self._write(insert(links).values(hash=hash_of(secret), **told))
+        values = {
+            "hash": hash_of(secret),
+            "scopes": words,
+            "expires": self._clock() + self._settings.link_seconds,
+            "name": name,
+        }
+        self._write(insert(links).values(**values))
         return secret
 
     def enter(self, secret: str) -> str | None:
-        """The secret of a new session, in exchange for a link's.
+        """Open a session by a link's secret; returns the session's secret.
 
         Returns:
             `None` where the link is unknown, too old, or was used before.
@@ -211,25 +213,25 @@ class SignIn(Part):
         return session
 
     def find(self, session: str) -> Caller | None:
-        """Whose browser's cookie holds this session; `None` if there is none, or no longer."""
+        """The caller whose browser's cookie is ``session``; `None` if there is no such session."""
         valid = (sessions.c.hash == hash_of(session), sessions.c.expires > self._clock())
-        found = self._read(select(sessions.c.scopes, sessions.c.name).where(*valid))
-        if not found:
+        rows = self._read(select(sessions.c.scopes, sessions.c.name).where(*valid))
+        if not rows:
             return None
-        name = BROWSER if found[0].name is None else f"{BROWSER} {found[0].name}"
-        return Caller(name, frozenset(found[0].scopes.split()))
+        name = BROWSER if rows[0].name is None else f"{BROWSER} {rows[0].name}"
+        return Caller(name, frozenset(rows[0].scopes.split()))
 
     def ever(self) -> bool:
-        """Whether anybody is signed in, or was."""
+        """Whether any browser is signed in, or was."""
         signed_in = select(audit.c.id).where(audit.c.action == "sign-in").limit(1)
         return bool(self._read(select(sessions.c.created).limit(1)) or self._read(signed_in))
 
     def leave(self, session: str) -> None:
-        """Sign out; nothing happens if that was so already."""
+        """End a session, if there is one."""
         self._write(delete(sessions).where(sessions.c.hash == hash_of(session)))
 
     def leave_all(self) -> int:
-        """Sign all browsers out and void all links; returns how many were signed in."""
+        """End all sessions and delete all links; returns the number of sessions."""
         with self._database.writing() as connection:
             connection.execute(delete(links))
             return connection.execute(delete(sessions)).rowcount
@@ -242,13 +244,14 @@ class SignIn(Part):
             connection.execute(delete(sessions).where(sessions.c.expires <= now))
 
 
-def _refuse_no_name(name: str, longest: int, what: str) -> None:
+def _check_name(name: str, longest: int, what: str) -> None:
+    """Refuse a name for ``what`` that is empty, too long, or has control characters in it."""
     try:
         TypeAdapter(Name).validate_python(name)
-        sound = len(name) <= longest
+        valid = len(name) <= longest
     except ValidationError:
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise Refused(f"{name[:40]!r} cannot name {what}: use 1 to {longest} visible characters")
 
 
@@ -263,20 +266,22 @@ def new_secret(prefix: str = "") -> str:
 
 
 def hash_of(secret: str) -> str:
-    """What is stored: SHA-256, in hex. The secret is long and random; there is nothing to guess."""
+    """The hash of a secret that is stored: SHA-256, in hex. As secrets are long and random, no slow
+    hash is needed.
+    """
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def scope_words(scopes: Iterable[str]) -> str:
-    """Scopes as they are stored, each once and in order.
+    """Scopes as they are stored: words with blanks between, each once, in the order of `SCOPES`.
 
     Raises:
-        Refused: One is unknown, or there is none.
+        Refused: A scope is unknown, or there is none.
     """
-    given = set(scopes)
-    unknown = sorted(given - set(SCOPES))
+    wanted = set(scopes)
+    unknown = sorted(wanted - set(SCOPES))
     if unknown:
         raise Refused(f"unknown scope {unknown[0]!r}: known are {', '.join(SCOPES)}")
-    if not given:
+    if not wanted:
         raise Refused(f"a token without scopes may do nothing: give some of {', '.join(SCOPES)}")
-    return " ".join(scope for scope in SCOPES if scope in given)
+    return " ".join(scope for scope in SCOPES if scope in wanted)

@@ -1,4 +1,4 @@
-"""Who takes which samples: the way through each epoch, and shares that follow the workers."""
+"""Which worker takes which samples: the steps of each epoch, and shares that follow the workers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from batchwright.training.recorder import Recorder
 
 
 class Division(ABC):
-    """Who takes which samples of an epoch, or of a round of one worker, step by step.
+    """Divides an epoch, or a round of one worker, into steps, and steps between the workers.
 
     Args:
-        plan: Its table says batch and resolution.
-        state: How far the steps are; limits of micro-batches in it are kept up to date.
-        place: Where this worker computes.
+        plan: Its rows give batch and resolution.
+        state: How far the run is; limits of micro-batches in it are kept up to date.
+        place: Host and device of this worker.
         samples: Size of the data set.
         least: Fewest samples that a worker can train on.
         weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
 
     Attributes:
-        walk: Through the epoch, or the stretch of one, in progress; ``None`` between two.
+        steps: Steps of the epoch, or of the stretch of one, in progress; ``None`` between two.
         least: Fewest samples that a worker can train on.
     """
 
@@ -47,7 +47,7 @@ class Division(ABC):
         least: int,
         weights: Tensor | None,
     ) -> None:
-        self.walk: EpochSteps | None = None
+        self.steps: EpochSteps | None = None
         self.least = least
         self._plan, self._state, self._place = plan, state, place
         self._samples, self._weights = samples, weights
@@ -55,43 +55,43 @@ class Division(ABC):
     @property
     @abstractmethod
     def position(self) -> tuple[float, Stage]:
-        """What the learning rate takes for seen before the step, in samples, and the plan's row."""
+        """Samples seen before the step, for the learning-rate schedule, and the plan's row."""
 
     @abstractmethod
     def after_step(self, step: Step, tally: Tally) -> None:
-        """Take in what the workers said of a step that the state counts already."""
+        """Learn from a step's figures; the state counts the step already."""
 
     @abstractmethod
     def after_out_of_memory(self, tally: Tally) -> None:
-        """Workers that ran out of memory go on in smaller micro-batches, if any did."""
+        """Give workers that ran out of memory, if any did, smaller micro-batches."""
 
     @property
     def micro_batch_size(self) -> int:
-        """Most samples at once on this worker."""
+        """Most samples that this worker puts through the network at once."""
         return self._micro_batch_of(self._place, self.position[1])
 
     @property
     def asked_ahead(self) -> int:
-        """Steps after the state's whose samples this worker's feed has asked for."""
-        return 0 if self.walk is None else self.walk.taken - self._state.step
+        """Steps after the state's whose samples this worker's feed was already asked for."""
+        return 0 if self.steps is None else self.steps.taken - self._state.step
 
     def _micro_batch_of(self, place: str, stage: Stage) -> int:
-        """As planned for the row, or less where memory ran out, by the number of pixels."""
+        """Micro-batch size in a row: as planned, or as many pixels as fit since memory ran out."""
         planned, pixels = stage.micro_batch_size, stage.resolution**2
         limit = self._state.micro_limits.get(place, planned * pixels)
         return max(self.least, min(planned, limit // pixels))
 
 
 class Sharing(Division):
-    """Divides each step between the workers. All workers decide alike, from the same figures.
+    """Divides each step between the workers; all workers decide alike, from the same figures.
 
     Args:
-        plan: Its table says where the shares begin, its method whether they change.
+        plan: Its rows give the first shares, its method says whether they change.
         group: The workers.
-        state: Of the run; shares, speeds and micro-batches in it are kept up to date.
-        recorder: Told of changes.
+        state: How far the run is; shares, speeds and micro-batches in it are kept up to date.
+        recorder: Takes lines about changes.
         together: Whether all workers have equally many micro-batches in a step.
-        how: More of `Division`'s.
+        how: More arguments of `Division`.
 
     Raises:
         PlanError: A global batch is larger than the data set.
@@ -116,7 +116,7 @@ class Sharing(Division):
             )
         self._group, self._recorder, self._together = group, recorder, together
         self._balancer: Balancer | None = None
-        self._told: tuple[int, ...] = ()  # the sizes that the records have last
+        self._recorded: tuple[int, ...] = ()  # local batches in the last line of the records
         self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
         if plan.method_spec.balancer and group.size > 1:
             self._balancer = resolve_name(plan.method_spec.balancer)(
@@ -147,17 +147,17 @@ class Sharing(Division):
         return self._state.samples_seen, self._state.stage(self._plan)
 
     def begin_epoch(self) -> EpochSteps:
-        """Lay out the steps of the state's epoch, from the state's step on; returns the way."""
+        """The steps of the state's epoch, from the state's step on."""
         state, row = self._state, self._state.stage(self._plan)
         if row != self._row and self._balancer is not None:
-            # In another row a step costs something else; what a worker is worth stays.
+            # Another row has another fixed cost of a step; the workers' relative speeds stay.
             self._balancer.forget_times(row.fixed_samples)
             state.fixed_samples = row.fixed_samples
         self._row, sizes = row, self.local_batch_sizes
         done = state.samples_seen - state.epoch * self._samples
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
         state.meter.shares_from(state.step, sizes)
-        self.walk = EpochSteps(
+        self.steps = EpochSteps(
             epoch_order(self._samples, state.epoch, self._plan.job.seed, self._weights),
             step_sizes(self._samples - done, sum(sizes), workers=len(sizes), least=self.least),
             Shares(state.step, sizes, self.micro_batch_size),
@@ -166,17 +166,17 @@ class Sharing(Division):
             least=self.least,
             together=self._together,
         )
-        if self._balancer is not None and sizes != self._told:
-            self._tell(state.step, sizes, len(self.walk))
-        return self.walk
+        if self._balancer is not None and sizes != self._recorded:
+            self._record(state.step, sizes, len(self.steps))
+        return self.steps
 
     def end_epoch(self) -> None:
-        """All steps are done."""
-        self.walk = None
+        """End the epoch, all of whose steps are done."""
+        self.steps = None
 
     def after_step(self, step: Step, tally: Tally) -> None:
-        """Take in what the workers said of a step that the state counts already."""
-        if self._balancer is None or self.walk is None:
+        """Learn from a step's figures; the state counts the step already."""
+        if self._balancer is None or self.steps is None:
             return
         usual = step.samples == self._state.stage(self._plan).global_batch_size
         self._balancer.watch(
@@ -184,7 +184,7 @@ class Sharing(Division):
             [note.seconds for note in tally.notes],
             usual=usual and self._state.meter.steps > 1,
         )
-        wanted = self._balancer.look(epoch_ends=self._state.step == len(self.walk))
+        wanted = self._balancer.look(epoch_ends=self._state.step == len(self.steps))
         self._state.speeds = self._balancer.speeds
         self._state.fixed_samples = self._balancer.fixed_samples
         if wanted is not None:
@@ -192,7 +192,7 @@ class Sharing(Division):
             self._change(wanted, self._state.step + _most_ahead(tally))
 
     def after_out_of_memory(self, tally: Tally) -> None:
-        """Workers that ran out of memory go on in smaller micro-batches."""
+        """Give workers that ran out of memory smaller micro-batches."""
         stage = self._state.stage(self._plan)
         for rank, (place, note) in enumerate(zip(self._group.places, tally.notes, strict=True)):
             if note.micro_batch < self._micro_batch_of(place, stage):
@@ -204,26 +204,26 @@ class Sharing(Division):
         self._change(self.local_batch_sizes, self._state.step + 1 + _most_ahead(tally))
 
     def _change(self, sizes: tuple[int, ...], first: int) -> None:
-        """Other shares from ``first`` on, a step that no worker's feed has asked for."""
-        if self.walk is None or first >= len(self.walk):
+        """Change the shares from step ``first`` on, which no worker's feed was asked for yet."""
+        if self.steps is None or first >= len(self.steps):
             return  # the next epoch begins with them
-        self.walk.change(Shares(first, sizes, self.micro_batch_size))
+        self.steps.change(Shares(first, sizes, self.micro_batch_size))
         meter = self._state.meter
         if sizes != meter.shares[-1][1]:
             meter.shares_from(first, sizes)
-            self._tell(first, sizes, len(self.walk))
+            self._record(first, sizes, len(self.steps))
 
-    def _tell(self, first: int, sizes: tuple[int, ...], steps: int) -> None:
-        self._told = sizes
+    def _record(self, first: int, sizes: tuple[int, ...], steps: int) -> None:
+        self._recorded = sizes
         epoch, places = self._state.epoch, self._group.places
         self._recorder.shares(epoch, first, steps, sizes, places, self._state.speeds)
 
 
 def _most_ahead(tally: Tally) -> int:
-    """Steps after the one of the tally that some worker's feed has asked for."""
+    """Steps after the tally's whose samples some worker's feed was already asked for."""
     return int(max(note.ahead for note in tally.notes))
 
 
 def share_of(sizes: Sequence[int], rank: int) -> float:
-    """A worker's share of the samples, b_i / B."""
+    """A worker's share of a step's samples, b_i / B."""
     return sizes[rank] / sum(sizes)

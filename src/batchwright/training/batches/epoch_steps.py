@@ -1,7 +1,7 @@
-"""The steps of one epoch in one process: which samples, cut into which micro-batches.
+"""The steps of one epoch in one process: which samples they have, and in which micro-batches.
 
-The feed asks ahead of the training, because loader processes prefetch. So shares change from a step
-on that no worker's feed has asked for yet, and until then everything stays as it was handed out.
+Loader processes prefetch, so the feed asks for samples ahead of the training. Shares change from a
+step on that no worker's feed has asked for yet; steps before it stay as they were handed out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from batchwright.training.batches.sampler import Step, micro_batches
 
 @dataclass(frozen=True)
 class Shares:
-    """What holds from one step of an epoch on.
+    """Local batches and micro-batches from one step of an epoch on.
 
     Attributes:
-        first: That step, zero-based.
+        first: The step, zero-based.
         local_batch_sizes: Samples per step of each worker, in rank order.
         micro_batch_size: Most samples that this worker puts through the network at once.
     """
@@ -34,13 +34,13 @@ class Shares:
 
 
 class EpochSteps:
-    """Goes through the steps of an epoch, as the shares say.
+    """The steps of an epoch, divided between the workers by their shares.
 
     Args:
         order: Indices of all samples in the epoch's order, int64 (samples,).
         sizes: Samples of each step that is left, over all workers.
-        shares: At the first of these.
-        start: Position of its first sample in the order; 0 at the start of an epoch.
+        shares: Shares from the first of these steps on.
+        start: Position of that step's first sample in the order; 0 at the start of an epoch.
         ranks: The workers of this process: one, or all that are simulated.
         least: Fewest samples that a worker can train on.
         together: Whether all workers have equally many micro-batches in a step, as layers exchange
@@ -49,7 +49,7 @@ class EpochSteps:
     Attributes:
         order: Indices of all samples in the epoch's order, int64 (samples,).
         taken: Last step whose samples the feed has asked for.
-        table: The shares, by their first step.
+        table: The shares, in the order of their first steps.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class EpochSteps:
         self._ranks, self._least, self._together = ranks, least, together
 
     def __len__(self) -> int:
-        """Steps of the epoch, those before the first that is left included."""
+        """Steps of the epoch, those included that were done before."""
         return self._first + len(self._sizes)
 
     def change(self, shares: Shares) -> None:
-        """From ``shares.first`` on, which the feed has not asked for, other shares hold."""
+        """Change the shares from step ``shares.first`` on, which the feed has not asked for yet."""
         assert shares.first > self.taken  # noqa: S101 - or samples would be lost or repeated
-        self.table = [one for one in self.table if one.first < shares.first] + [shares]
+        self.table = [s for s in self.table if s.first < shares.first] + [shares]
 
     def shares_at(self, index: int) -> Shares:
-        """What holds at a step."""
-        return next(one for one in reversed(self.table) if one.first <= index)
+        """The shares at a step."""
+        return next(shares for shares in reversed(self.table) if shares.first <= index)
 
     def step(self, index: int) -> Step:
-        """Who takes what at a step.
+        """A step: which worker takes which samples.
 
-        At a tail, or a step that a tail has joined, all get as much more or less. A tail too small
+        In a tail, or a step that a tail has joined, shares stay in proportion. A tail too small
         for all, which only a change of the number of workers can leave, goes to the first of them.
         """
         sizes = self.shares_at(index).local_batch_sizes
@@ -103,24 +103,24 @@ class EpochSteps:
         return self.cut(self.step(index), self.shares_at(index).micro_batch_size)
 
     def cut(self, step: Step, micro_batch_size: int) -> list[tuple[int, Tensor]]:
-        """`parts` of a step with micro-batches of another size.
+        """As `parts`, with micro-batches of another size.
 
         Raises:
-            PlanError: The workers cannot have equally many, though they have to.
+            PlanError: The workers must have equally many micro-batches, and cannot.
         """
-        found: list[tuple[int, Tensor]] = []
+        parts: list[tuple[int, Tensor]] = []
         for rank in self._ranks:
             first, last = step.span(rank)
             if self._together:
-                sizes = self._as_many(step, micro_batch_size, last - first)
+                sizes = self._equally_many(step, micro_batch_size, last - first)
             else:
                 sizes = micro_batches(last - first, micro_batch_size, self._least)
             if sizes:
-                found += [(rank, part) for part in self.order[first:last].split(sizes)]
-        return found
+                parts += [(rank, part) for part in self.order[first:last].split(sizes)]
+        return parts
 
-    def _as_many(self, step: Step, most: int, samples: int) -> list[int]:
-        """A worker's samples in as many micro-batches as the worker has that needs most of them."""
+    def _equally_many(self, step: Step, most: int, samples: int) -> list[int]:
+        """A worker's samples in micro-batches, as many as the worker has that needs most."""
         sizes, least = step.local_batch_sizes, min(step.local_batch_sizes)
         count = max(len(micro_batches(size, most, self._least)) for size in sizes)
         if least < count:  # on all workers alike, so that nobody waits for the others
@@ -132,7 +132,7 @@ class EpochSteps:
         return apportion([1.0] * count, samples)
 
     def ahead(self) -> Iterator[Tensor]:
-        """Micro-batches for the feed, which may ask for them long before they are trained on."""
+        """Sample indices of each micro-batch; the feed may ask long before they are trained on."""
         for index in range(self._first, len(self)):
             self.taken = index
             yield from (part for _, part in self.parts(index))

@@ -40,42 +40,42 @@ class Feed(Protocol):
     """Makes the batches of one data set.
 
     Attributes:
-        shifts: Whether it shifts training images itself, so that `set_strength` says how far.
-        loading: What loader processes take; nothing where there are none.
+        shifts: Whether it shifts training images itself, as far as `set_strength` says.
+        loading: Counts batches and processor time of the loader processes, if there are any.
     """
 
     shifts: bool
     loading: LoadingMeter
 
     def set_strength(self, strength: float) -> None:
-        """From here on shift training images by so many times the usual."""
+        """Shift training images by ``strength`` times the usual from here on."""
 
     def __len__(self) -> int:
         """Number of samples."""
 
     def description(self) -> dict[str, Any]:
-        """What a user of the trained network must know of its input; plain values."""
+        """What a user of the trained network must know about its input; plain values."""
 
     def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
-        """A batch for each tensor of sample indices, in order; may ask for them ahead."""
+        """A training batch for each tensor of sample indices, in order; may fetch ahead."""
 
     def made_on_gpu(self, resolution: int) -> bool:
-        """Whether a GPU makes the batches, and nothing has to be waited for."""
+        """Whether a GPU makes the batches, so that the host waits for nothing."""
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
-        """One training batch here and now, beside those that `training` has asked for."""
+        """One training batch here and now, beside those that `training` fetches ahead."""
 
     def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
-        """The same without augmentation."""
+        """A batch without augmentation for each tensor of sample indices, in order."""
 
     def close(self) -> None:
-        """Let go of loader processes of its own; nothing can be fetched any more."""
+        """End the feed's loader processes; nothing can be fetched any more."""
 
 
 def feed_of(
     dataset: Dataset[Any] | ImagePipeline | FilePipeline, device: torch.device, **how: Any
 ) -> Feed:
-    """What feeds from a pipeline of ours or a user's data set; ``how`` is for `DatasetFeed`."""
+    """The feed of a pipeline of ours or of a user's data set; ``how`` is for `DatasetFeed`."""
     if isinstance(dataset, ImagePipeline):
         return PipelineFeed(dataset)
     if isinstance(dataset, FilePipeline):
@@ -112,7 +112,7 @@ class PipelineFeed:
         return self._pipeline.makes_on_gpu(resolution)
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
-        """The same, one batch."""
+        """One such batch."""
         return self._pipeline.training_batch(indices, epoch=epoch, resolution=resolution)
 
     def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
@@ -122,7 +122,7 @@ class PipelineFeed:
             yield self._pipeline.evaluation_batch(indices, resolution=side)
 
     def close(self) -> None:
-        """It has no loader processes."""
+        """Nothing: it has no loader processes."""
 
 
 class FileFeed:
@@ -141,7 +141,7 @@ class FileFeed:
         self._pipeline.strength = strength
 
     def description(self) -> dict[str, Any]:
-        """As `PipelineFeed.description`."""
+        """Image side in pixels, and the normalization of RGB values in [0, 1]."""
         files = self._pipeline.files
         return {"side": files.side, "mean": list(files.mean), "std": list(files.std)}
 
@@ -150,12 +150,12 @@ class FileFeed:
         return self._pipeline.batches(batches, epoch=epoch, resolution=resolution)
 
     def made_on_gpu(self, resolution: int) -> bool:
-        """They are decoded here."""
+        """No: images are decoded on the CPU."""
         del resolution
         return False
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
-        """The same, one batch, decoded in this process."""
+        """One such batch, decoded in this process."""
         return self._pipeline.single(indices, epoch=epoch, resolution=resolution)
 
     def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
@@ -164,7 +164,7 @@ class FileFeed:
         return self._pipeline.batches(batches, epoch=None, resolution=side)
 
     def close(self) -> None:
-        """Let the loader processes end."""
+        """End the loader processes."""
         self._pipeline.close()
 
 
@@ -176,14 +176,14 @@ class DatasetFeed:
 
     Args:
         dataset: Map-style; its items are collated as `torch.utils.data.default_collate` does.
-        device: Where batches go.
+        device: Device on which batches arrive.
         seed: The job's seed.
         loaders: Loader processes; 0 fetches in this process.
-        ahead: Batches that each of them is asked for ahead.
+        ahead: Batches that each of them fetches ahead.
         images: Where the image is in a tuple or dict batch, to be resized; ``None``: nowhere.
-        resize: Does the resizing instead: f(batch, resolution) -> batch.
+        resize: Resizes a whole batch instead: f(batch, resolution) -> batch.
         sides: Training resolutions of the plan, in pixels.
-        collate: Other than the default.
+        collate: Makes a batch of items; ``None``: `torch.utils.data.default_collate`.
 
     Raises:
         DataError: The data set is iterable only, so "each sample once" cannot be kept.
@@ -220,13 +220,13 @@ class DatasetFeed:
         self._loader = self._make_loader(loaders, ahead)
 
     def set_strength(self, strength: float) -> None:
-        """Nothing: the data set augments its own images."""
+        """Nothing: the data set augments its images itself."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def description(self) -> dict[str, Any]:
-        """Nothing: the data set prepares its own images."""
+        """Nothing: the data set prepares its images itself."""
         return {}
 
     def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
@@ -235,7 +235,7 @@ class DatasetFeed:
             yield self._resized(batch, resolution)
 
     def made_on_gpu(self, resolution: int) -> bool:
-        """The data set makes them here."""
+        """No: the data set makes them on the CPU."""
         del resolution
         return False
 
@@ -251,10 +251,10 @@ class DatasetFeed:
             yield batch if resolution is None else self._resized(batch, resolution)
 
     def close(self) -> None:
-        """Let the loader processes end.
+        """End the loader processes.
 
-        They do when the loader goes; left to whatever circle the feed is in, Python collects their
-        queues first, and then waits 5 s for each in vain.
+        They end with the loader object. Left to Python's cycle collection, its queues are collected
+        first, and Python then waits 5 s for each process in vain.
         """
         self.__dict__.pop("_loader", None)  # closing twice does no harm
 
@@ -312,7 +312,7 @@ class SeededItems(Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
-        """A whole batch, as PyTorch's loaders ask for it: putting states aside costs the most."""
+        """The items of a whole batch at once: keeping the generators' states costs the most."""
         alone = get_worker_info() is not None  # nobody else draws in a loader process
         with nullcontext() if alone else put_aside():
             items = []
@@ -323,7 +323,7 @@ class SeededItems(Dataset[Any]):
 
 
 class _EpochOrder(Sampler[list[tuple[int, int]]]):
-    """Hands the loader the batches of the epoch at hand, as it asks for them."""
+    """Batch sampler that hands the loader the batches of the epoch in progress."""
 
     def __init__(self) -> None:
         self.batches: Iterable[list[tuple[int, int]]] = ()
@@ -369,14 +369,14 @@ def _replace(batch: Batch, part: ImagePart, value: Tensor) -> Batch:
 
 
 def like_mapping(batch: Any, values: dict[Any, Any]) -> Any:
-    """Other values in a mapping of a batch's class."""
+    """A mapping of the same class as ``batch`` with other values."""
     if type(batch) is dict:
         return values
     if isinstance(batch, MutableMapping):  # copied, as not each class is made from a dict
-        made = copy(batch)
+        copied = copy(batch)
         for key, value in values.items():
-            made[key] = value
-        return made
+            copied[key] = value
+        return copied
     return type(batch)(values)
 
 

@@ -1,4 +1,4 @@
-"""Shares that follow the workers' speeds in somebody else's loop: each step's own computing timed.
+"""Shares that follow the workers' speeds in another trainer's loop, where each step is timed.
 
 `DistributedDataParallel` exchanges gradients within the backward pass, whose end therefore comes to
 all workers at once. From there to its own next last gradient is what a worker needs by itself: for
@@ -23,22 +23,22 @@ from batchwright.training.step.clock import Moment
 
 
 class Follower:
-    """Times the passes of an epoch, and divides the next one by what all workers measured.
+    """Times the passes of an epoch, and divides the next epoch by all workers' times.
 
-    A pass is timed from the end of the one before, where `exchanged` has told it, else from
+    A pass is timed from the end of the pass before, if `exchanged` was called there, else from
     `begin`, to its last gradient.
 
     Args:
-        sampler: Whose shares follow.
-        parameters: All that are trained, on their device.
+        sampler: The sampler whose shares follow the speeds.
+        parameters: All trained parameters, on their device.
     """
 
     def __init__(self, sampler: Sampler, parameters: Iterable[nn.Parameter]) -> None:
         trained = [one for one in parameters if one.requires_grad]
         self._sampler, self._device = sampler, trained[0].device
         self._times: list[tuple[Moment, Moment]] = []
-        self._over: Moment | None = None  # when the pass before was
-        self._computed = 0  # of these passes; not one whose loop was left with its batch at hand
+        self._exchange_end: Moment | None = None  # of the pass before
+        self._computed = 0  # passes that were computed: not one whose loop was left before
         self._hook = register_multi_grad_hook(trained, self._ready, mode="all")
         self._balancer = Balancer(
             Job(rebalance_steps=0),
@@ -49,37 +49,37 @@ class Follower:
         )
 
     def begin(self) -> None:
-        """A pass begins; its batch is at hand."""
-        start, end = self._over or self._now(), self._now()
-        self._over = None
+        """Begin a pass, whose batch is there."""
+        start, end = self._exchange_end or self._now(), self._now()
+        self._exchange_end = None
         self._times.append((start, end))
 
     def exchanged(self) -> None:
-        """A backward pass is over; what comes now is this worker's own."""
-        self._over, self._computed = self._now(), len(self._times)
+        """Note that a backward pass is over, and with it the exchange of its gradients."""
+        self._exchange_end, self._computed = self._now(), len(self._times)
 
     @property
     def timed(self) -> bool:
-        """Whether passes were timed since the epoch was divided."""
+        """Whether passes were timed since the epoch began."""
         return bool(self._times)
 
     def forget(self) -> None:
-        """What was timed of the pass at hand counts nothing: another begins elsewhere."""
-        self._times, self._over, self._computed = [], None, 0
+        """Forget the passes timed so far: another epoch begins."""
+        self._times, self._exchange_end, self._computed = [], None, 0
 
     def leave_out(self) -> None:
-        """What comes before the next pass, such as an evaluation, is no part of it."""
-        self._over = None
+        """Do not count the time until the next pass, such as an evaluation's."""
+        self._exchange_end = None
 
     def _ready(self, *_: Any) -> None:
         if self._times:
             self._times[-1][1].record()
 
     def end_epoch(self) -> tuple[int, ...]:
-        """Divide the next epoch, the same on all workers, who call this together.
+        """Divide the next epoch by speed; all workers call this together, with the same result.
 
         Returns:
-            The local batches from there on.
+            The local batches of the next epoch, in samples by rank.
         """
         sampler, passes = self._sampler, self._sampler.passes
         if self._device.type == "cuda":
@@ -100,7 +100,7 @@ class Follower:
         return sampler.local_batch_sizes
 
     def close(self) -> None:
-        """Time nothing any more."""
+        """Stop timing."""
         self._hook.remove()
 
     def _now(self) -> Moment:
@@ -111,7 +111,7 @@ class Follower:
 
 
 class _HostMoment:
-    """As `torch.cuda.Event`, where the host itself computes."""
+    """A `Moment` of the host's clock, where the host itself computes."""
 
     def record(self) -> None:
         self.at = time.perf_counter()

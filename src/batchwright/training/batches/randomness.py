@@ -1,4 +1,4 @@
-"""Random numbers of one process that a run can go on with: Python's, NumPy's and PyTorch's.
+"""States of one process's random generators, for a run to go on with: Python, NumPy, PyTorch.
 
 A training loop of a user's own may draw from any of the three, for dropout as for mixing images.
 States are kept as tensors and plain values, as checkpoints need them.
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-_STREAM = 1  # of a worker, apart from other uses of the job's seed
+_STREAM = 1  # spawn key of workers, apart from other uses of the job's seed
 _BITS = 2**64 - 1
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
-    """The states of all generators; of the GPU's too where ``device`` is one."""
+    """States of all generators, of the GPU's too if ``device`` is one."""
     version, words, gauss = random.getstate()
     numpy = np.random.get_state(legacy=False)  # noqa: NPY002 - the user's code may draw from it
     key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
@@ -32,7 +32,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Go on from what `random_states` gave."""
+    """Put back what `random_states` returned."""
     torch.set_rng_state(states["torch"])
     if states["device"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(states["device"], device)
@@ -45,24 +45,24 @@ def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def put_aside(*, gpus: bool = False) -> Iterator[None]:
-    """Whatever is drawn or seeded inside, all generators are as they were after.
+    """Inside, draw and seed freely: afterwards all generators are as they were.
 
-    A GPU's only if ``gpus`` says so; then those of all that this process may use, if it uses any.
+    Generators of GPUs are put back only if ``gpus`` says so: of all visible ones, if any is used.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    there = torch.cuda.get_rng_state_all() if gpus and torch.cuda.is_initialized() else None
+    on_gpus = torch.cuda.get_rng_state_all() if gpus and torch.cuda.is_initialized() else None
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
-        if there is not None:
-            torch.cuda.set_rng_state_all(there)
+        if on_gpus is not None:
+            torch.cuda.set_rng_state_all(on_gpus)
 
 
 def seed_item(seed: int, epoch: int, index: int) -> None:
-    """Seed all generators but a GPU's for one item of a data set.
+    """Seed all generators except a GPU's for one item of a data set.
 
     The seeds are halves of one 64-bit output of SplitMix64, so that NumPy's and PyTorch's streams,
     which are of one kind, differ. Measured: 8 microseconds, of which Python's generator takes 4;

@@ -1,13 +1,13 @@
-"""Memory that runs out in somebody else's loop: a batch in smaller parts, on the worker concerned.
+"""Recovery where memory runs out in another trainer's loop: a batch is computed in smaller parts.
 
-The parts' gradients are computed one after the other, and enter the loss that is handed back as
+The worker concerned computes the parts' gradients one after the other; they enter its loss as
 
     loss + sum(g p) - detached(sum(g p))
 
 whose value is the loss and whose gradient is :math:`g`. So whatever the trainer does with a loss
 (scaling, accumulation, the exchange of gradients in its backward pass) holds for all parts, and the
-other workers need not know. Where memory runs out in the backward pass itself, the gradients that
-are not there yet come from parts in the same way.
+other workers need not know. Where memory runs out in the backward pass itself, gradients that
+were not computed yet come from parts in the same way.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Recovering:
     """Computes a batch's loss, in smaller parts once memory has run out.
 
     Args:
-        parameters: That are trained.
-        told: Called with a line where parts become smaller.
+        parameters: The trained parameters.
+        tell: Called with a line of text whenever parts become smaller.
         scaler: `torch.amp.GradScaler` that the trainer scales the loss by; ``None``: it does not.
 
     Attributes:
-        most: Samples of a part; ``None``: a batch as it comes.
+        most: Most samples of a part; ``None``: a batch is computed as it comes.
     """
 
     most: int | None
@@ -45,14 +45,14 @@ class Recovering:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        told: Callable[[str], None],
+        tell: Callable[[str], None],
         scaler: Any = None,
     ) -> None:
         self._trained = [one for one in parameters if one.requires_grad]
-        self._told, self._scaler, self.most = told, scaler, None
-        self._whole: _Whole | None = None  # what `backward` may have to compute again
-        self._arrived: Tensor | None = None  # what the loss's own gradient was in it
-        self._done: set[int] = set()  # parameters whose gradient it has computed
+        self._tell, self._scaler, self.most = tell, scaler, None
+        self._whole: _WholeBatch | None = None  # what `backward` may have to compute again
+        self._arrived: Tensor | None = None  # the gradient that flowed into the loss there
+        self._done: set[int] = set()  # parameters whose gradients it has computed, by index
         self._hooks: list[Any] = []  # from the first batch on, so that nobody else pays for them
 
     def loss(
@@ -63,10 +63,10 @@ class Recovering:
         wrapper: Any = None,
         summed: bool = False,
     ) -> Any:
-        """What ``compute(batch)`` gives, or the same from its parts, with the same gradient.
+        """The result of ``compute(batch)``, or the same result with the same gradient from parts.
 
         Args:
-            compute: A batch to its mean loss, or a dict with that as ``loss``.
+            compute: f(batch) -> mean loss, or a dict with the mean loss as ``loss``.
             batch: Tensors whose first dimension is the samples, in tuples, lists and dicts.
             wrapper: `DistributedDataParallel` that ``compute`` goes through, if it does: it has one
                 forward pass, as on the other workers, and the parts before go past it.
@@ -80,11 +80,11 @@ class Recovering:
                 for number, one in enumerate(self._trained)
             ]
         samples = samples_in(batch)
-        whole = self._whole = _Whole(compute, batch, samples, wrapper, summed)
+        whole = self._whole = _WholeBatch(compute, batch, samples, wrapper, summed)
         while True:
             cut = samples if self.most is None else min(self.most, samples)
             try:
-                with whole.watched():
+                with whole.noting_forward():
                     output = compute(batch) if cut >= samples else self._in_parts(whole, cut)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or cut < 2:  # nothing to halve
@@ -98,14 +98,14 @@ class Recovering:
             self._halve(cut)
 
     def backward(self, run: Callable[[], Any]) -> Any:
-        """The backward pass of the loss that was handed back last; parts where memory runs out.
+        """The backward pass of the loss returned last, in parts where memory runs out.
 
-        Some gradients are computed by then, and may be on their way to other workers. The others'
-        are computed in smaller parts, and put in by a loss whose gradient they are; so each is
+        Some gradients are computed by then, and may be on their way to other workers. The others
+        are computed in smaller parts, and put in by a loss whose gradient they are. So each is
         computed once, in the order in which the workers exchange them.
 
         Args:
-            run: Does it, as the trainer would.
+            run: Runs the backward pass as the trainer would.
         """
         self._done.clear()
         whole, self._whole = self._whole, None  # nor is the batch held any longer
@@ -120,7 +120,7 @@ class Recovering:
         while True:
             cut = self.most or 1
             try:
-                with whole.numbers(), torch.enable_grad():
+                with whole.autocast(), torch.enable_grad():
                     gradients, _ = self._gradients(whole, whole.parts(cut))
                 break
             except (RuntimeError, MemoryError) as error:
@@ -140,7 +140,7 @@ class Recovering:
         return None
 
     def close(self) -> None:
-        """Watch the parameters no more."""
+        """Remove the hooks from the parameters."""
         for one in self._hooks:
             one.remove()
 
@@ -150,15 +150,15 @@ class Recovering:
     def _halve(self, cut: int) -> None:
         release_memory(self._trained[0].device)
         self.most = cut // 2
-        self._told(
+        self._tell(
             f"memory ran out with {cut} samples: they are computed again in parts of "
             f"{self.most}, and so from here on"
         )
 
     def _gradients(
-        self, whole: _Whole, parts: Sequence[_Part]
+        self, whole: _WholeBatch, parts: Sequence[_Part]
     ) -> tuple[list[Tensor | None], Tensor | float]:
-        """Sums over parts: of the trained parameters' gradients, and of the loss."""
+        """Sums over parts of the trained parameters' gradients, and of the loss."""
         gradients: list[Tensor | None] = [None] * len(self._trained)
         value: Tensor | float = 0.0
         for part in parts:
@@ -170,12 +170,14 @@ class Recovering:
             value = value + loss
         return gradients, value
 
-    def _gradients_of(self, whole: _Whole, part: _Part) -> tuple[Sequence[Tensor | None], Tensor]:
-        """The trained parameters' gradients of a part's loss, and the loss."""
+    def _gradients_of(
+        self, whole: _WholeBatch, part: _Part
+    ) -> tuple[Sequence[Tensor | None], Tensor]:
+        """Gradients of a part's loss by the trained parameters, and the loss."""
         # As the trainer scales what it differentiates: small gradients are zero in float16.
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         while True:
-            with whole.apart():
+            with whole.bypassing_wrapper():
                 loss = _loss_of(whole.compute(part.batch)) * part.scale
             with torch.autocast(loss.device.type, enabled=False):
                 scaled = loss if scale == 1 else loss.float() * scale
@@ -187,11 +189,11 @@ class Recovering:
                 return [None if one is None else one / scale for one in found], loss.detach()
             scale = max(1.0, scale / 2)
 
-    def _in_parts(self, whole: _Whole, cut: int) -> Any:
+    def _in_parts(self, whole: _WholeBatch, cut: int) -> Any:
         *others, last = whole.parts(cut)
         gradients, value = self._gradients(whole, others)
         used = [p for p, g in zip(self._trained, gradients, strict=True) if g is not None]
-        with whole.using(used):
+        with whole.using_parameters(used):
             output = whole.compute(last.batch)
         loss = _loss_of(output) * last.scale
         with torch.autocast(loss.device.type, enabled=False):
@@ -204,14 +206,14 @@ class Recovering:
 
 
 class _Part(NamedTuple):
-    """Some samples of a batch, and what their loss is multiplied by."""
+    """Some samples of a batch, and the factor on their loss."""
 
     batch: Any
     scale: float
 
 
-class _Whole:
-    """A batch and what computes its loss, in the number format of the first time."""
+class _WholeBatch:
+    """A batch and the function of its loss, in the number format that it was first computed in."""
 
     def __init__(
         self,
@@ -224,7 +226,7 @@ class _Whole:
         self.compute, self.samples = compute, samples
         self._batch, self._summed = batch, summed
         self._wrapper = wrapper if hasattr(wrapper, "no_sync") else None
-        self._past = False  # whether forward passes go past the wrapper
+        self._bypassed = False  # whether forward passes go past the wrapper
         self._formats = {
             kind: (torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in ("cpu", "cuda")
@@ -238,26 +240,26 @@ class _Whole:
         ]
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def bypassing_wrapper(self) -> Iterator[None]:
         """Inside, forward passes go to the wrapped network itself: the wrapper counts its own."""
         if self._wrapper is None:
             yield
             return
         own = vars(self._wrapper)
         former = {key: own[key] for key in ("forward",) if key in own}
-        own["forward"], self._past = self._wrapper.module.__call__, True
+        own["forward"], self._bypassed = self._wrapper.module.__call__, True
         try:
             yield
         finally:
             del own["forward"]
             own.update(former)
-            self._past = False
+            self._bypassed = False
 
     @contextmanager
-    def using(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Inside, the wrapper's forward pass uses these, too, where it looks which are used.
+    def using_parameters(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Inside, the wrapper's forward pass uses these too, if it looks for unused parameters.
 
-        What other parts alone use would be exchanged as unused, and then come a second time.
+        A parameter that only other parts use would be exchanged as unused, and then come again.
         """
         wrapper = self._wrapper
         looks = getattr(wrapper, "find_unused_parameters", False)
@@ -277,8 +279,8 @@ class _Whole:
             hook.remove()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Inside, the wrapper's forward pass is seen; what comes after begins with no buffers.
+    def noting_forward(self) -> Iterator[None]:
+        """Inside, note whether the wrapper's forward pass began; if it fails, exchange no buffers.
 
         It begins by taking worker 0's buffers, with all workers; should it fail then, they have
         them, and another pass for the same batch must not ask again.
@@ -288,7 +290,7 @@ class _Whole:
             return
         begun: list[bool] = []
         hook = self._wrapper.module.register_forward_pre_hook(
-            lambda *_: None if self._past else begun.append(True)
+            lambda *_: None if self._bypassed else begun.append(True)
         )
         try:
             yield
@@ -300,8 +302,8 @@ class _Whole:
             hook.remove()
 
     @contextmanager
-    def numbers(self) -> Iterator[None]:
-        """Inside, it is computed in that number format."""
+    def autocast(self) -> Iterator[None]:
+        """Inside, autocast is as it was when the batch was first computed."""
         with ExitStack() as inside:
             for kind, (dtype, enabled) in self._formats.items():
                 if enabled:
@@ -310,7 +312,7 @@ class _Whole:
 
 
 def _with(output: Any, nothing: Tensor) -> Any:
-    """A forward pass's output whose first tensor with a gradient depends on a zero besides."""
+    """The output of a forward pass, with a zero added to its first tensor with a gradient."""
     if isinstance(output, Tensor):
         return output + nothing.to(output.dtype) if output.requires_grad else output
     if isinstance(output, dict):
@@ -337,7 +339,7 @@ def _loss_of(output: Any) -> Tensor:
 
 
 def samples_in(batch: Any) -> int:
-    """The first dimension of the first tensor in a batch; 1 of one without."""
+    """Size of the first dimension of a batch's first tensor; 1 for a batch without tensors."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
     values: Sequence[Any] = ()

@@ -20,7 +20,7 @@ class Step:
     """One step of an epoch.
 
     Attributes:
-        start: Position of its first sample in the epoch's permutation.
+        start: Position of the step's first sample in the epoch's permutation.
         local_batch_sizes: Samples of each worker, in rank order.
     """
 
@@ -47,7 +47,7 @@ def step_sizes(samples: int, batch: int, *, workers: int, least: int) -> list[in
     step of its own.
 
     Args:
-        samples: Left in the epoch.
+        samples: Samples left in the epoch.
         batch: Samples per step over all workers.
         workers: Number of workers.
         least: Fewest samples a worker can train on; 2 with batch normalization.
@@ -67,12 +67,13 @@ def epoch_order(samples: int, epoch: int, seed: int, weights: Tensor | None = No
     Args:
         samples: Size of the data set.
         epoch: Zero-based.
-        seed: Of the order.
+        seed: The job's seed.
         weights: How often each sample is drawn relative to the others, (samples,), not negative.
 
     Returns:
         Indices: int64 (samples,), on the CPU.
     """
+    # Two pairs of seed and epoch share an order only if their epochs are a million apart.
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     if weights is None:
         return torch.randperm(samples, generator=generator)

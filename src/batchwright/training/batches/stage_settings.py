@@ -1,4 +1,4 @@
-"""What a row of the plan sets besides batch, rate and resolution: dropout and augmentation."""
+"""Settings of a plan's row besides batch, rate and resolution: dropout and augmentation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class StageSettings:
 
     Args:
         model: The network that is trained.
-        feed: Makes its training batches.
-        plan: The rows.
+        feed: Source of its training batches.
+        plan: The plan, whose rows have the settings.
 
     Raises:
         PlanError: The plan has several dropouts and no layer of the network has any of them, or a
@@ -37,8 +37,8 @@ class StageSettings:
         self._layers: list[_DropoutNd] = []
         dropouts = {stage.dropout for stage in plan.stages}
         if len(dropouts) > 1:
-            layers = (one for one in model.modules() if isinstance(one, _DropoutNd))
-            self._layers = [one for one in layers if one.p in dropouts]
+            layers = (module for module in model.modules() if isinstance(module, _DropoutNd))
+            self._layers = [layer for layer in layers if layer.p in dropouts]
             if not self._layers:
                 raise PlanError(
                     f"the plan changes the dropout ({_listed(dropouts)}) and no dropout layer of "
@@ -52,7 +52,7 @@ class StageSettings:
             )
 
     def enter(self, stage: Stage) -> None:
-        """From here on train as ``stage`` says."""
+        """Set dropout and augmentation to those of a row."""
         for layer in self._layers:
             layer.p = stage.dropout
         if self._strengths != {1.0}:

@@ -1,4 +1,4 @@
-"""Unequal batches in somebody else's loop: who takes which samples, and what they weigh.
+"""Unequal batches in another trainer's loop: which worker takes which samples, and their weight.
 
     sampler = bw.Sampler(dataset, 96, shares=(2, 1))
     loader = DataLoader(dataset, batch_sampler=sampler)
@@ -29,17 +29,17 @@ from batchwright.training.batches.sampler import epoch_order, step_sizes
 
 
 class Part(NamedTuple):
-    """What one forward pass of this worker is of its step; the last arguments of `weight`."""
+    """One forward pass as a part of its step; the last arguments of `weight`."""
 
-    samples: int  # that count; 0: the batch only keeps this worker in step with the others
+    samples: int  # samples that count; 0: the batch only keeps this worker in step with the others
     total: int  # samples of the step, over all workers and passes
     passes: int  # forward passes of each worker in the step
 
     def factor(self, workers: int) -> float:
-        r"""What the mean loss of the pass is to be multiplied by: :math:`n_i W k / \sum n`.
+        r"""Factor on the mean loss of the pass: :math:`n_i W k / \sum n`.
 
         Args:
-            workers: How many there are, W; the gradients' sum is divided by them.
+            workers: Number of workers W, by which the gradients' sum is divided.
         """
         return self.samples * workers * self.passes / self.total
 
@@ -58,15 +58,15 @@ class Sampler(TorchSampler[list[int]]):
     Args:
         data: The data set, or how many samples it has.
         global_batch: Samples of a step over all workers and passes.
-        shares: Of the workers, in rank order: numbers in any unit. ``None``: equal.
+        shares: The workers' shares, in rank order: numbers in any unit. ``None``: equal.
         passes: Forward passes of each worker in a step, for a loop that accumulates gradients.
-        least: Fewest samples of a pass; 2 where there is batch normalization.
+        least: Fewest samples of a pass; 2 with batch normalization.
         fill: Whether some workers get a batch that does not count where a last step has fewer
             samples than passes; else it joins the one before. So it does with ``least=2``.
         shuffle: Whether each epoch has a random order of its own; else the data set's.
-        seed: Of the order.
+        seed: Seed of the order.
         rank: This worker. ``None``: as `torch.distributed` or the launcher's environment says.
-        workers: How many there are; ``None``: likewise.
+        workers: Number of workers. ``None``: as `torch.distributed` or the environment says.
 
     Attributes:
         epoch: Zero-based.
@@ -116,11 +116,11 @@ class Sampler(TorchSampler[list[int]]):
         self._least, self._shuffle, self._seed = least * passes, shuffle, seed
         self._fill = fill and least == 1
         self.epoch, self._done, self._handed, self._begun = 0, 0, 0, False
-        self._walk: EpochSteps | None = None
+        self._steps: EpochSteps | None = None
         self.set_shares([1.0] * self.workers if shares is None else shares)
 
     def set_shares(self, shares: Sequence[float]) -> None:
-        """Other shares, from the next pass over the sampler on; all workers must give the same."""
+        """Change the shares from the next pass over the sampler on; all workers alike."""
         shares = share_numbers(shares)
         if len(shares) != self.workers:
             raise ArgumentError(
@@ -133,10 +133,10 @@ class Sampler(TorchSampler[list[int]]):
         self.local_batch_sizes = tuple(sizes)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is this epoch; from where it was left if that is what was loaded."""
+        """Make the next pass this epoch; a state loaded within it goes on where it was left."""
         if epoch != self.epoch or self._begun:
             self._done = 0
-        self.epoch, self._begun, self._walk = epoch, False, None
+        self.epoch, self._begun, self._steps = epoch, False, None
 
     def __len__(self) -> int:
         """Batches of this worker in a whole epoch."""
@@ -144,7 +144,7 @@ class Sampler(TorchSampler[list[int]]):
 
     @property
     def left(self) -> int:
-        """Batches of this worker in the epoch that it goes on with, from there on."""
+        """Batches of this worker that are left in the epoch of the next pass."""
         return self.passes * len(self._sizes(self._done))
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -156,7 +156,7 @@ class Sampler(TorchSampler[list[int]]):
             if self._shuffle
             else torch.arange(self.samples)
         )
-        walk = self._walk = EpochSteps(
+        steps = self._steps = EpochSteps(
             order,
             self._sizes(self._done),
             Shares(0, self.local_batch_sizes, self.samples),
@@ -165,8 +165,8 @@ class Sampler(TorchSampler[list[int]]):
             least=self._least,
         )
         self._handed = 0
-        for index in range(len(walk)):
-            step = walk.step(index)
+        for index in range(len(steps)):
+            step = steps.step(index)
             first, last = step.span(self.rank)
             for part in order[first:last].split(self._parts(last - first)):
                 self._handed += 1
@@ -174,27 +174,27 @@ class Sampler(TorchSampler[list[int]]):
                 yield part.tolist() or order[step.start :][: self._least // self.passes].tolist()
 
     def part(self, index: int) -> Part:
-        """What a batch is of its step; ``index`` counts those of the pass at hand, from 0."""
-        walk = self._walk
-        if walk is None or not 0 <= index < len(walk) * self.passes:
+        """A batch as a part of its step; ``index`` counts the batches of this pass, from 0."""
+        steps = self._steps
+        if steps is None or not 0 <= index < len(steps) * self.passes:
             raise ArgumentError(f"part({index}) of Sampler: no such batch in the pass at hand")
-        step = walk.step(index // self.passes)
+        step = steps.step(index // self.passes)
         parts = self._parts(step.local_batch_sizes[self.rank])
         return Part(parts[index % self.passes], step.samples, self.passes)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where it is, the same on all workers; any number of workers can go on from there.
+        """The position in the data, the same on all workers; any number of workers can resume.
 
         Args:
-            batches: How many of the pass at hand were trained on. ``None``: all that were asked
+            batches: How many batches of this pass were trained on. ``None``: all that were asked
                 for, which is right where no loader process asks for them ahead.
         """
         done, epoch = self._done, self.epoch
-        if self._walk is not None:
+        if self._steps is not None:
             steps = (self._handed if batches is None else batches) // self.passes
             done = self.samples
-            if steps < len(self._walk):
-                done = self._walk.step(steps).start
+            if steps < len(self._steps):
+                done = self._steps.step(steps).start
         if done == self.samples:
             done, epoch = 0, epoch + 1
         return {
@@ -206,12 +206,12 @@ class Sampler(TorchSampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, there or with another number of workers.
+        """Go on from a `state_dict`, maybe with another number of workers.
 
         Shares are kept where there are as many workers as before.
 
         Raises:
-            PlanError: It is of other data or another order.
+            PlanError: The state is of other data or another seed.
         """
         for key, own in (("samples", self.samples), ("seed", self._seed)):
             if state[key] != own:
@@ -219,7 +219,8 @@ class Sampler(TorchSampler[list[int]]):
                     f"the sampler's state is of {key}={state[key]} and here it is {own}: resume "
                     "with the same data and seed"
                 )
-        self.epoch, self._done, self._begun, self._walk = state["epoch"], state["done"], False, None
+        self.epoch, self._done = state["epoch"], state["done"]
+        self._begun, self._steps = False, None
         if len(state["shares"]) == self.workers:
             self.set_shares(state["shares"])
 
@@ -251,12 +252,12 @@ def weight(
     (labelled pixels, tokens) count those in place of samples.
 
     Args:
-        loss: Mean over the samples of this pass, a scalar.
-        samples: How many these are. 0: the pass counts nothing, nor does a loss that is no number.
-        total: Of the step, over all workers and passes. ``None``: summed over the workers here,
+        loss: Mean loss over the samples of this pass, a scalar.
+        samples: Number of these samples. 0: the pass does not count, even if its loss is NaN.
+        total: Samples of the step, over all workers and passes. ``None``: summed over the workers,
             which must then call this equally often.
-        passes: Of each worker in the step.
-        workers: How many average their gradients. 0: all of `torch.distributed`, or one.
+        passes: Forward passes of each worker in the step.
+        workers: Number of workers that average gradients. 0: as `torch.distributed` says, else 1.
 
     Raises:
         ArgumentError: Several passes without ``total``, which is not known before the last; or
@@ -286,7 +287,7 @@ def share_numbers(shares: Any) -> tuple[float, ...]:
     """The workers' shares as numbers.
 
     Raises:
-        ArgumentError: They are none.
+        ArgumentError: They are not numbers.
     """
     try:
         numbers = () if isinstance(shares, str) else tuple(map(float, shares))
@@ -306,14 +307,14 @@ def _whole_numbers(*named: tuple[str, Any]) -> tuple[int, ...]:
 
 
 def place_among_workers() -> tuple[int, int]:
-    """This worker's rank and their number: of `torch.distributed`, else of the environment."""
+    """Rank and number of workers, by `torch.distributed`, else by the environment."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def weigh_gradient(loss: Tensor, part: Part, workers: int) -> None:
-    """What flows back from a loss counts as `weight` would have it; its value stays as it is."""
+    """Weigh the gradient of a loss as `weight` does, without changing the loss's value."""
     if loss.requires_grad:
         factor = part.factor(workers)
         loss.register_hook(lambda gradient: gradient * factor)

@@ -1,6 +1,6 @@
 """Checkpoints: one file, written aside, synced and renamed; enough to continue exactly.
 
-The one before may be kept beside it. Whenever a process is killed, one of the two is whole.
+The previous file may be kept beside it. Whenever a process is killed, one of the two is whole.
 
 Only tensors and plain Python values inside (see `plain`), so ``torch.load(path,
 weights_only=True)`` opens it without this package, and ``checkpoint["model"]`` is a plain
@@ -30,13 +30,13 @@ FORMAT = "batchwright-checkpoint/1"
 def save_checkpoint(
     path: Path, content: dict[str, Any], *, former: Path | None = None, mark: Path | None = None
 ) -> None:
-    """Write a checkpoint whole or not at all; ``written`` in it says when, in ns of Unix time.
+    """Write a checkpoint whole or not at all; its ``written`` is the time, in ns of Unix time.
 
     Args:
-        path: Where it goes.
-        content: Tensors on the CPU, and what else `to_plain` takes.
-        former: Where the file that was at ``path`` goes; unset: nowhere, it is replaced.
-        mark: A file that is made once the checkpoint is there.
+        path: The file to write.
+        content: Tensors on the CPU, and whatever else `to_plain` takes.
+        former: New name of the file that was at ``path``; unset: it is replaced.
+        mark: An empty file that is made once the checkpoint is there.
 
     Raises:
         FileError: It cannot be written, or could not be read back; the previous file is still
@@ -66,7 +66,7 @@ def save_checkpoint(
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the new names on the disk too; where that cannot be asked for, they come in time."""
+    """Sync a folder's new names to the disk, where the system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -76,7 +76,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def about_network(plan: Plan, description: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of its network to whoever uses it: its input, classes and plan."""
+    """Fields of a checkpoint for users of its network: name, classes, input and plan."""
     return {
         "network": plan.network.name,
         "classes": list(plan.data.classes),
@@ -86,10 +86,10 @@ def about_network(plan: Plan, description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint as it was saved; tensors on the CPU, or ``mapped`` and not read yet.
+    """Read a checkpoint; its tensors are on the CPU, or ``mapped`` from the file and not read yet.
 
     Raises:
-        FileError: There is none, it is damaged, or it is something else.
+        FileError: There is no such file, it is damaged, or it is no checkpoint.
     """
     try:
         content = load_tensors(path, mapped=mapped)
@@ -98,7 +98,7 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"{path} is no readable checkpoint: {_cause(error)}") from None
     except Exception:  # noqa: BLE001 - torch.load raises whatever its unpickler meets
-        # Not in torch's words: they advise to read it in a way that runs what code it holds.
+        # Not torch's message, which advises to read the file in a way that runs code in it.
         raise FileError(
             f"{path} is no readable checkpoint: it is damaged, cut short or of another program"
         ) from None
@@ -108,7 +108,7 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of a message; of the system's own where torch has put another over it."""
+    """First line of an error's message, or the system's own where torch has wrapped it."""
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, OSError):
         inner = inner.__context__

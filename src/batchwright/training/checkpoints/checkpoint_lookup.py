@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a run goes on from: the newest that any worker can read, for all."""
+"""Finds the checkpoint that a run goes on from: the newest that any worker can read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from batchwright.training.recorder import Recorder
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint, the same on all workers.
 
     Attributes:
-        path: The file it came from, on the machine that could read it.
-        content: What is in it.
-        problems: Why files that should have been better could not be used, on any machine.
+        path: The file, on a machine that could read it.
+        content: Its content.
+        problems: Why newer files could not be used, on any machine.
     """
 
     path: Path
@@ -29,7 +29,7 @@ class Found:
     problems: list[str]
 
     def tell_problems(self, recorder: Recorder, where: str) -> None:
-        """Tell whoever reads the records, or watches, what this one stands in for, if it does."""
+        """Note, and print on worker 0, that this checkpoint stands in for an unreadable one."""
         if self.problems:
             text = f"{'; '.join(self.problems)}; {self.path} is used instead: {where}"
             recorder.note(text)
@@ -37,21 +37,21 @@ class Found:
                 print(f"batchwright: {text}", file=sys.stderr)  # noqa: T201 - no other channel here
 
 
-def find_checkpoint(folder: Path, group: Group) -> Found | None:
+def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:
     """Read ``last.pt``, else ``previous.pt``; all workers call this together.
 
     Machines that share no disk may hold checkpoints of different age, or none. The one with the
     most steps wins, of equals the one written last, and goes to the workers that lack it.
 
     Args:
-        folder: Where the checkpoints are.
+        folder: Folder of the checkpoints.
         group: The workers.
 
     Returns:
-        The checkpoint; ``None`` if there is none anywhere, and has been none.
+        The checkpoint; ``None`` if there is none anywhere, and never was.
 
     Raises:
-        FileError: There are some, or have been, and nobody can read any.
+        FileError: There are checkpoints, or have been, and no worker can read any.
     """
     path, content, problems = _read_newest(folder)
     position = _position(content) if content is not None else None
@@ -69,11 +69,11 @@ def find_checkpoint(folder: Path, group: Group) -> Found | None:
     if any(theirs != newest for theirs, _, _ in everyone):
         content = group.hand_out(content, source)
     assert content is not None  # noqa: S101 - it is the newest, or has just been handed out
-    return Found(Path(everyone[source][1]), content, problems)
+    return FoundCheckpoint(Path(everyone[source][1]), content, problems)
 
 
 def _read_newest(folder: Path) -> tuple[Path | None, dict[str, Any] | None, list[str]]:
-    """What this worker can read, and why it can read no better."""
+    """Path and content of the newest checkpoint that this worker can read, and problems."""
     problems: list[str] = []
     for name in (LAST, PREVIOUS):
         path = folder / f"{name}.pt"

@@ -1,10 +1,10 @@
-"""Keeps a run: its folder, its checkpoints, and the way back from them."""
+"""Checkpoints of a run: written on the way, and restored when the run goes on."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,12 @@ from batchwright.workload.loss_scaling import LossScale
 
 _MODEL, _OPTIMIZER = "the model's state_dict()", "the optimizer's state_dict()"
 _LOOK_SECONDS = 1.0
-"""How often worker 0 tells the others, who wait for it, that the disk is not done yet."""
+"""Seconds between two messages of worker 0 to the others on whether the disk is done."""
 
 
 @dataclass
 class RunState:
-    """How far a run is, and what it has added up on the way.
+    """How far a run is, and what it has measured on the way.
 
     Attributes:
         epoch: Zero-based epoch in progress.
@@ -52,14 +52,15 @@ class RunState:
         best_score: Highest score of an evaluation so far.
         meter: Sums of the epoch in progress, this worker's.
         noise: Gradient noise so far.
-        tensors: The same of each tensor; ``None`` where nothing is made of it.
-        local_batch_sizes: In effect, in samples, by place; empty before the first epoch.
-        speeds: Samples per second, by place, as far as measured.
-        fixed_samples: Fixed cost of a step, as so many samples' worth.
+        tensors: Gradient noise of each tensor; ``None`` where nothing depends on it.
+        local_batch_sizes: Local batches in effect, in samples, by place; empty before the first
+            epoch.
+        speeds: Measured samples per second, by place.
+        fixed_samples: Fixed cost of a step, in samples that would take as long.
         micro_limits: Most pixels at once of workers that ran out of memory, by place: samples times
-            the image's side squared, so that it means something at another resolution too.
-        gradient_order: In which gradients are summed, as `Reducer.order` has it.
-        loss_scale: What losses are multiplied by; ``None``: no step was taken yet.
+            the image's side squared, so that it holds at other resolutions too.
+        gradient_order: Order in which gradients are summed; see `Reducer.order`.
+        loss_scale: Factor on losses in float16; ``None``: no step was taken yet.
     """
 
     epoch: int = 0
@@ -82,7 +83,7 @@ class RunState:
         return plan.stages[plan.stage_of(min(self.epoch, plan.epochs - 1))]
 
     def note_score(self, sums: Mapping[str, float], count: int) -> bool:
-        """Whether the first mean of an evaluation is the highest so far, which is noted."""
+        """Note an evaluation's score, its first mean; returns whether it is the highest so far."""
         score = next(iter(sums.values())) / count
         best, self.best_score = self.best_score, max(self.best_score, score)
         return score > best
@@ -112,23 +113,23 @@ class CheckpointManager:
     averages weights, ``average`` is what was evaluated, in the same form.
 
     Training waits for a copy of the state only. Rank 0 writes it from a thread of its own: `check`
-    tells if that failed, `settle` waits for it, however long the disk takes; nothing else does. A
-    ``best`` that the disk has not come to is replaced by the next one; ``last`` is due again once
-    the one before is written. So of each name one copy waits at most.
+    raises if that failed, `settle` alone waits for it, however long the disk takes. A ``best`` that
+    still waits for the disk is replaced by the next one; ``last`` is due again once the one before
+    is written. So of each name one copy waits at most.
 
     Measured on two busy cores, one worker, SGD with momentum, the disk's sync included before:
     `resnet18` (90 MB) 229 ms on the critical path before and 24 ms so, `resnet8` 14 ms and 3 ms.
 
     Args:
         folder: The run folder; ``None`` keeps nothing.
-        plan: What is followed; a checkpoint is refused that is of another plan, unless the two
-            differ from its epoch on only.
-        model: Trained in place.
-        optimizer: Of its parameters; its state is kept too.
+        plan: The plan that is followed; a checkpoint of another plan is refused, unless the two
+            differ only from its epoch on.
+        model: The network that is trained.
+        optimizer: The optimizer of its parameters; its state is kept too.
         group: The workers.
         recorder: Its records are kept too.
-        description: What a user of the network must know of its input.
-        average: Of the model's weights, if the plan has one.
+        description: What a user of the network must know about its input.
+        average: Average of the model's weights, if the plan has one.
     """
 
     def __init__(
@@ -147,15 +148,15 @@ class CheckpointManager:
         self._recorder, self._description = recorder, description
         self._average = average
         self._things: dict[str, Any] = {}
-        self._waiting: dict[str, Any] = {}  # states of things that nobody has kept yet
+        self._waiting: dict[str, Any] = {}  # restored states of things not kept yet
         self._writer = Writer(folder / "checkpoints", plan.job) if folder is not None else None
 
     def prepare(self, *, may_exist: bool) -> None:
-        """Make the folder. Rank 0 does it; all learn the outcome before anybody goes on.
+        """Make the folder, on rank 0; all workers wait for the outcome.
 
         Raises:
-            FileError: It holds a run already, or cannot be made; or the model or the optimizer
-                cannot be read back from a checkpoint.
+            FileError: The folder holds a run already, or cannot be made; or the model or the
+                optimizer cannot be read back from a checkpoint.
         """
         problem = None
         if self._group.rank == 0 and self._folder is not None:
@@ -165,7 +166,7 @@ class CheckpointManager:
             raise FileError(problem)
 
     def _unsaveable(self) -> str | None:
-        """Why what is trained cannot be kept: better now than when it is to be resumed."""
+        """Why model or optimizer cannot be kept, if so: better known now than at a resume."""
         try:
             refuse_unsaveable(dict(self._model.state_dict()), _MODEL)
             refuse_unsaveable(self._optimizer.state_dict(), _OPTIMIZER)
@@ -188,21 +189,22 @@ class CheckpointManager:
     # ------------------------------------------------------------------------------------ writing
 
     def due(self, steps: int) -> bool:
-        """Whether ``last`` is to be written, as `Writer.due`; rank 0 answers, the others say no."""
+        """Whether ``last`` is to be written, on rank 0 as `Writer.due`; the others say no."""
         return self._writer is not None and self._group.rank == 0 and self._writer.due(steps)
 
     def save(self, name: str, state: RunState, share: float) -> float:
-        """Have ``checkpoints/name.pt`` written; returns the seconds that training waited.
-
-        It is written once the disk is free, unless a newer one of its name comes before.
+        """Copy the state, to be written to ``checkpoints/NAME.pt`` once the disk is free.
 
         Args:
             name: ``last`` or ``best``.
             state: How far the run is.
             share: This worker's share of the samples, for batch normalization.
 
+        Returns:
+            The seconds that training waited.
+
         Raises:
-            FileError: On rank 0: something is in it by now that could not be read back. The
+            FileError: On rank 0: the state holds something by now that could not be read back. The
                 checkpoint before is unharmed.
         """
         if self._writer is None:
@@ -241,16 +243,16 @@ class CheckpointManager:
         return time.perf_counter() - started
 
     def _merged(self, share: float) -> dict[str, Any] | None:
-        """On rank 0, the model's state with the statistics of all workers."""
+        """The model's state with the statistics of all workers, on rank 0."""
         with merged_batch_norm(self._model, self._group, share):
             first = self._group.rank == 0
             return to_plain(dict(self._model.state_dict()), _MODEL) if first else None
 
     def check(self) -> None:
-        """Raise what went wrong with a write that has ended; costs next to nothing.
+        """Raise the error of a write that has failed; takes next to no time.
 
         Raises:
-            FileError: On rank 0: it could not be written. The checkpoint before is unharmed.
+            FileError: On rank 0: a checkpoint could not be written. The one before is unharmed.
         """
         if self._writer is not None:
             self._writer.check()
@@ -258,8 +260,8 @@ class CheckpointManager:
     def settle(self) -> None:
         """Wait until everything is written; nobody leaves before rank 0 is done.
 
-        The others do not wait for the disk, which may take longer than a collective, but for word
-        from rank 0, which comes all the time.
+        The disk may take longer than a collective may: so rank 0 tells the others every second
+        whether it is done.
 
         Raises:
             FileError: On all workers: something could not be written.
@@ -276,7 +278,7 @@ class CheckpointManager:
             raise FileError(problem)
 
     def close(self) -> None:
-        """Let this worker finish what it writes, whatever has become of the others."""
+        """Finish what this worker writes, whatever has become of the others."""
         if self._writer is not None:
             self._writer.close()
 
@@ -290,11 +292,11 @@ class CheckpointManager:
         seeded anew from (seed, steps, rank), and rank 0 has the epoch's times so far.
 
         Returns:
-            Whether there was one; if not, the run begins at its start.
+            Whether there was a checkpoint; if not, the run begins at its start.
 
         Raises:
             FileError: Neither ``last.pt`` nor ``previous.pt`` can be read, and there has been one.
-            PlanError: It was written under another plan.
+            PlanError: The checkpoint was written under another plan.
         """
         if self._folder is None or self._writer is None:
             return False
@@ -312,7 +314,10 @@ class CheckpointManager:
             )
         self._model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
-        self._restore_outside(content.get("outside", ()))  # else of an earlier version
+        outside = content.get("outside", ())  # an earlier version's has none
+        with torch.no_grad():
+            for parameter, value in zip(self._outside, outside, strict=bool(outside)):
+                parameter.copy_(value)
         if self._average and "average" in content:  # else the plan before had none
             rank, same = self._group.rank, len(content["workers"]) == self._group.size
             own = content["workers"][rank if same else 0]["average"]
@@ -332,20 +337,16 @@ class CheckpointManager:
 
     @property
     def _outside(self) -> list[nn.Parameter]:
-        """What the optimizer trains besides the model, such as a loss's own parameters."""
+        """Parameters that the optimizer trains besides the model's, such as a loss's own."""
         own = set(self._model.parameters())
         groups = self._optimizer.param_groups
         return [one for group in groups for one in group["params"] if one not in own]
 
-    @torch.no_grad()
-    def _restore_outside(self, values: Sequence[torch.Tensor]) -> None:
-        for parameter, value in zip(self._outside, values, strict=bool(values)):
-            parameter.copy_(value)
-
     def _score_on_disk(self, known: float) -> float:
-        """The highest score whose model is there: ``last`` is written before a ``best`` that waits.
+        """The score of the model in ``best.pt``, which may be lower than the ``known`` best.
 
-        Else a run that was killed between the two would never replace an older ``best``.
+        ``last`` is written before a ``best`` that waits. With the score in ``last`` alone, a run
+        that was killed between the two would never replace its older ``best``.
         """
         score = known
         if self._folder is not None and self._group.rank == 0 and known > -math.inf:
@@ -359,7 +360,7 @@ class CheckpointManager:
         return first
 
     def _restore_worker(self, workers: list[dict[str, Any]], steps: int) -> EpochMeter:
-        """Load what was this worker's own, or what stands in for it; returns its meter."""
+        """Load this worker's own buffers and random numbers, or substitutes; returns its meter."""
         rank, same = self._group.rank, len(workers) == self._group.size
         own = workers[rank if same else 0]
         merged = () if same else self._model.state_dict().keys()
@@ -379,12 +380,12 @@ def _kept(name: str) -> str:
 
 
 def folder_problem(folder: Path, may_exist: bool) -> str | None:
-    """Why a run cannot be kept in a folder, which is made; ``None`` if it can."""
+    """Make a folder for a run; returns why it cannot be used, ``None`` if it can."""
     if (folder / "metrics.jsonl").exists() and not may_exist:
         return f"{folder} holds a run already: choose another folder, or resume it"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        if not may_exist:  # of a run that somebody has removed, but for this
+        if not may_exist:  # left of a run that was removed
             (folder / CHECKPOINTED).unlink(missing_ok=True)
     except OSError as error:
         return f"cannot make {folder}/checkpoints: {error.strerror}; choose another folder"

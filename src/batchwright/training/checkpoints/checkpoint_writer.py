@@ -1,4 +1,4 @@
-"""Writes checkpoints behind training's back, and never more of them than the disk can take."""
+"""Writes checkpoints beside the training, no more of them than the disk can take."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from batchwright.training.checkpoints.checkpoint import save_checkpoint
 class Writer:
     """A thread that writes the newest checkpoint of each name.
 
-    One that still waits for the disk when a newer one of its name comes is not written any more,
+    A checkpoint that still waits for the disk when a newer one of its name comes is dropped,
     so at most one of each name waits, beside the one that is being written.
 
     Args:
-        folder: Where they go. What was ``last.pt`` becomes ``previous.pt``, and the folder above
-            notes that there is one.
+        folder: Folder of the files. The former ``last.pt`` becomes ``previous.pt``, and the folder
+            above gets a mark that there is a checkpoint.
         job: Says how often ``last`` is due.
-        first: The name that goes before others where several wait.
+        first: The name that is written first where several wait.
 
     Attributes:
-        saved_steps: Steps of the run at its last ``last``.
+        saved_steps: Steps of the run at its latest ``last``.
     """
 
     def __init__(self, folder: Path, job: Job, first: str = LAST) -> None:
@@ -34,7 +34,7 @@ class Writer:
         self._saved_at, self.saved_steps = time.perf_counter(), 0
         self._lock = Lock()
         self._waiting: dict[str, dict[str, Any]] = {}
-        self._at_work = ""  # name of what is being written
+        self._at_work = ""  # name of the checkpoint that is being written
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._jobs: list[Future[None]] = []
 
@@ -57,7 +57,7 @@ class Writer:
         )
 
     def forget(self, name: str) -> None:
-        """Let go of one that waits, before a newer one is put together: memory may be short."""
+        """Drop a waiting checkpoint before a newer one is copied: memory may be short."""
         with self._lock:
             self._waiting.pop(name, None)
 
@@ -70,10 +70,10 @@ class Writer:
             self._saved_at, self.saved_steps = time.perf_counter(), content["state"]["steps"]
 
     def check(self) -> None:
-        """Raise what went wrong with a write that has ended.
+        """Raise the error of a write that has failed.
 
         Raises:
-            FileError: It could not be written. The checkpoint before is unharmed.
+            FileError: A checkpoint could not be written. The one before is unharmed.
         """
         ended = [job for job in self._jobs if job.done()]
         self._jobs = [job for job in self._jobs if job not in ended]
@@ -81,7 +81,7 @@ class Writer:
             job.result()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait at most so long, or as long as it takes; whether everything is written.
+        """Wait for ``seconds`` at most (``None``: any time); returns whether all is written.
 
         Raises:
             FileError: As for `check`.
@@ -91,7 +91,7 @@ class Writer:
         return not self._jobs
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write what waits, and end the thread."""
         self._thread.shutdown()
 
     def _write_one(self) -> None:
@@ -99,7 +99,7 @@ class Writer:
             name = self._first if self._first in self._waiting else next(iter(self._waiting), "")
             content = self._waiting.pop(name, None)
             self._at_work = name
-        if content is None:  # a newer one took its place, and is written already
+        if content is None:  # another call has written the newest of each name already
             return
         former = mark = None
         if name == LAST:

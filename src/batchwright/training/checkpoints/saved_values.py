@@ -1,4 +1,4 @@
-"""What a checkpoint can give back as it was, and what is refused before it is too late.
+"""Conversion of values for checkpoints, and refusal of those that could not be read back.
 
 ``torch.load(path, weights_only=True)`` builds tensors and a few plain types, by their exact names.
 NumPy's numbers become Python's; arrays and paths are written as stand-ins of such types, from which
@@ -27,20 +27,20 @@ _KIND, _ARRAY, _PATH = "batchwright/kind", "numpy.ndarray", "pathlib.Path"
 
 
 def copied(value: Tensor) -> Tensor:
-    """On the CPU, and training does not change it."""
+    """A copy on the CPU, which training does not change."""
     return value.detach().to("cpu", copy=True)
 
 
 def to_plain(value: Any, where: str, tensors: Callable[[Tensor], Tensor] = copied) -> Any:
-    """The same out of plain types alone; containers are new ones.
+    """A value as plain types alone, in new containers.
 
     Args:
         value: Tensors, numbers, text, NumPy arrays, paths, and containers of them.
         where: Names the value to the user, as in ``the optimizer's state_dict()``.
-        tensors: What becomes of tensors.
+        tensors: Converts each tensor.
 
     Raises:
-        FileError: There is something else in it.
+        FileError: It holds something else.
     """
     kind = type(value)
     if kind in _SIMPLE:
@@ -86,7 +86,7 @@ def to_plain(value: Any, where: str, tensors: Callable[[Tensor], Tensor] = copie
 
 
 def from_plain(value: Any) -> Any:
-    """What `to_plain` was given; dicts and lists are changed in place."""
+    """The value that `to_plain` was given; dicts and lists are changed in place."""
     if isinstance(value, dict):
         if value.get(_KIND) == _ARRAY:
             return value["value"].numpy()
@@ -102,10 +102,10 @@ def from_plain(value: Any) -> Any:
 
 
 def refuse_unsaveable(value: Any, where: str) -> None:
-    """Save and load a value in memory, without what its tensors hold.
+    """Try to save and load a value in memory, with empty tensors.
 
     Raises:
-        FileError: It cannot be read back.
+        FileError: The value cannot be read back.
     """
     file = io.BytesIO()
     try:
@@ -121,7 +121,7 @@ def refuse_unsaveable(value: Any, where: str) -> None:
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor | None:
-    """A copy; ``None`` of what is no numbers, or such as PyTorch does not have."""
+    """A copy as a tensor; ``None`` if PyTorch lacks the array's type."""
     try:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     except TypeError:

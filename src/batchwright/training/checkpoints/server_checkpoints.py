@@ -1,4 +1,4 @@
-"""Keeps a run with a parameter server: its folder, its checkpoints, and the way back from them."""
+"""Checkpoints of a run with a parameter server: written on the way, restored at a resume."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _BEST = "best"
 class ServerCheckpoints:
     """Writes and reads checkpoints for the server's process, in `checkpoint_manager`'s format.
 
-    What is kept of the weights is never changed in place, so nothing is copied and no worker waits
-    while a thread writes. What waits for the disk never holds the coordinator's lock: it may be
+    The server never changes weights in place, so nothing is copied and no worker waits
+    while a thread writes. Nothing that waits for the disk holds the coordinator's lock: it may be
     slow. The workers' optimizers are not kept: after a resume momentum is fresh.
 
     Args:
         folder: The run folder; ``None`` keeps nothing.
-        plan: What is followed.
-        coordinator: Whose state is kept.
+        plan: The plan that is followed.
+        coordinator: The coordinator whose state is kept.
         recorder: Its records are kept too.
     """
 
@@ -41,14 +41,14 @@ class ServerCheckpoints:
     ) -> None:
         self._folder, self._plan, self._coordinator = folder, plan, coordinator
         self._recorder, self._writer = recorder, None
-        if folder is not None:  # a best model before the checkpoint that says what its score is
+        if folder is not None:  # ``best`` goes before the ``last`` that says what its score is
             self._writer = Writer(folder / "checkpoints", plan.job, first=_BEST)
 
     def prepare(self, *, resume: bool) -> None:
         """Make the folder, and go on from the last checkpoint in it if there is one.
 
         Raises:
-            FileError: It holds a run already, cannot be made, or no checkpoint in it can be read.
+            FileError: The folder holds a run already, cannot be made, or no checkpoint is readable.
             PlanError: The checkpoint is of another plan.
         """
         if self._folder is None or self._writer is None:
@@ -86,9 +86,9 @@ class ServerCheckpoints:
             self.save_last()
 
     def save_last(self) -> None:
-        """Have ``last.pt`` written; what was it becomes ``previous.pt``.
+        """Have ``last.pt`` written; the former one becomes ``previous.pt``.
 
-        A best model that waits is written before: the checkpoint says what its score is.
+        A best model that waits is written before it, since ``last`` says what its score is.
         """
         with self._coordinator.lock:
             server = self._coordinator.server
@@ -120,7 +120,7 @@ class ServerCheckpoints:
         self.settle()
 
     def close(self) -> None:
-        """Let what is being written be finished."""
+        """Finish what is being written."""
         if self._writer is not None:
             self._writer.close()
 
@@ -146,4 +146,4 @@ class ServerCheckpoints:
             "server": coordinator.values() if name == LAST else {},
         }
         self._writer.put(name, content)
-        coordinator.book.saved(time.perf_counter() - started)
+        coordinator.round_log.saved(time.perf_counter() - started)

@@ -26,11 +26,11 @@ from batchwright.errors import TrainingError
 from batchwright.workload.host import is_out_of_memory, release_memory
 
 MAX_SAMPLES = 128
-"""In the batch; second derivatives keep several times what a training step does."""
+"""Most samples of the batch; second derivatives keep several times a training step's memory."""
 
 MAX_ITERATIONS = 100
 ENOUGH = 1e-3
-"""Change of the eigenvalue from one iteration to the next, as a share of it, at which it stands."""
+"""Relative change of the eigenvalue between two iterations at which they end."""
 
 
 def tracked(
@@ -40,19 +40,19 @@ def tracked(
     batch_of: Callable[[int], Any],
     samples: int,
 ) -> dict[str, float]:
-    """Gradient norm and, if wanted, the Hessian's largest eigenvalue; what is not finite lacks.
+    """Gradient norm and the Hessian's largest eigenvalue, as far as wanted and finite.
 
     Where memory runs out, half as many samples are taken.
 
     Args:
-        wanted: Of ``gradient-norm`` and ``hessian``.
-        model: In the mode in which it is evaluated.
+        wanted: ``gradient-norm``, ``hessian`` or both.
+        model: The model, in evaluation mode.
         loss_of: f(batch) -> mean loss, a scalar that can be differentiated.
         batch_of: f(samples) -> a batch of so many.
-        samples: In the batch, at most `MAX_SAMPLES`.
+        samples: Samples of the batch; `MAX_SAMPLES` are taken at most.
 
     Returns:
-        By the names ``track/gradient_norm`` and ``track/hessian``.
+        The figures, named ``track/gradient_norm`` and ``track/hessian``.
 
     Raises:
         TrainingError: The network has no second derivative.
@@ -92,11 +92,11 @@ def largest_eigenvalue(gradient: Sequence[Tensor], parameters: Sequence[Tensor])
     """The largest eigenvalue of the Hessian, the derivative of a gradient that has a graph.
 
     Args:
-        gradient: Of the loss, with ``create_graph``; of each parameter.
-        parameters: What it is the derivative by.
+        gradient: Gradient of the loss by each parameter, made with ``create_graph``.
+        parameters: The parameters.
 
     Raises:
-        TrainingError: There is no second derivative.
+        TrainingError: The network has no second derivative.
     """
 
     def times(vector: Sequence[Tensor]) -> list[Tensor]:
@@ -141,7 +141,7 @@ def _iterated(
 def _derivatives(
     value: Tensor, parameters: Sequence[Tensor], *, keep: bool, graph: bool | None = None
 ) -> list[Tensor]:
-    """Of each parameter; zeros where the value does not depend on it."""
+    """Derivatives of a value by each parameter; zeros where it does not depend on one."""
     return list(
         torch.autograd.grad(
             value,
@@ -159,7 +159,7 @@ def _norm(parts: Sequence[Tensor]) -> float:
 
 
 def _as(dtype: torch.dtype, batch: Any) -> Any:
-    """A batch whose images have the weights' number format."""
+    """A batch whose floating-point tensors are in another number format."""
     if isinstance(batch, Tensor):
         return batch.to(dtype) if batch.is_floating_point() else batch
     if isinstance(batch, dict):

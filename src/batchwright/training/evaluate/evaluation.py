@@ -44,7 +44,7 @@ def evaluation_batch(plan: Plan) -> int:
 
 @dataclass
 class Fitting:
-    """What the evaluations of a run have learnt of the memory.
+    """How many samples fit into a forward pass, as far as the run's evaluations have learnt.
 
     Attributes:
         most: Samples in a forward pass since it ran out; ``None``: as many as are asked for.
@@ -53,16 +53,16 @@ class Fitting:
     most: int | None = None
 
     def of(self, wanted: int) -> int:
-        """As many as are asked for, if they fit."""
+        """As many samples as are ``wanted``, or as many as fit."""
         return wanted if self.most is None else min(wanted, self.most)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `Session.evaluate` was asked for.
+    """Arguments of an evaluation, as given to `Session.evaluate`.
 
     Attributes:
-        model: What is evaluated.
+        model: The model to evaluate.
         feed: Makes the held-out batches.
         metric: f(outputs, labels) -> a value for each sample.
         forward: f(model, batch) -> (outputs, labels).
@@ -91,6 +91,14 @@ def evaluate(
     evaluation mode and back; batch normalization uses the workers' merged statistics meanwhile.
     Where memory runs out, this worker goes on with half as many samples in a forward pass, from
     the first that it has not counted; ``fitting`` remembers it.
+
+    Args:
+        what: Model, data, metric, forward pass and batch.
+        group: The workers.
+        stop: Notes whether this worker is asked to stop.
+        autocast: Makes the context of a forward pass.
+        shares: The workers' shares of the samples, in rank order.
+        fitting: How many samples fit into a forward pass.
 
     Returns:
         Sum of each value over the samples, number of samples, and number of workers that were asked
@@ -132,7 +140,10 @@ def _added(
     add: Callable[[Tensor, Any], None],
     stop: StopRequest,
 ) -> int:
-    """Samples of the batches that memory allowed to be added; with the rest, all is let go of."""
+    """Add batches until memory runs out; returns how many samples were added.
+
+    A function of its own: on its return, whatever a failed pass held is freed.
+    """
     done = 0
     try:
         for part, batch in zip(parts, batches, strict=True):
@@ -147,12 +158,12 @@ def _added(
 
 
 def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> None:
-    """Go on with half as many samples in a forward pass.
+    """Halve the samples in a forward pass, in which memory ran out.
 
     Args:
-        fitting: Remembers it.
-        failed: With so many, memory ran out.
-        group: Of this worker.
+        fitting: Remembers the number.
+        failed: Samples with which memory ran out.
+        group: Names this worker.
         least: Fewest samples that a forward pass makes sense with.
 
     Raises:
@@ -173,26 +184,22 @@ def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> Non
 
 
 def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, Tensor]:
-    """Of each value over the samples of a batch: float64 (), still on the device."""
-    named = values if isinstance(values, dict) else {_name_of(values): values}
-    for name, each in named.items():
+    """Sums of each value over the samples of a batch, by name: float64 (), on the device."""
+    if not isinstance(values, dict):  # a metric that gives no name
+        values = {"top1" if values.dtype == torch.bool else "value": values}
+    for name, each in values.items():
         if each.shape != (samples,):
             raise ValueError(
                 f"metric {name!r} has shape {tuple(each.shape)} for {samples} samples: return one "
                 "value for each, not their mean"
             )
-    return {name: each.sum(dtype=torch.float64) for name, each in named.items()}
-
-
-def _name_of(values: Tensor) -> str:
-    """Of the values of a metric that gives no names: whether right, or whatever they are."""
-    return "top1" if values.dtype == torch.bool else "value"
+    return {name: each.sum(dtype=torch.float64) for name, each in values.items()}
 
 
 def _summed(
     totals: dict[str, Tensor], count: int, group: Group, stop: StopRequest
 ) -> tuple[dict[str, float], int, int]:
-    """Over all workers; one with no samples of its own learns the names from the others."""
+    """Sums over all workers; a worker without samples learns the names from the others."""
     own = {name: float(total) for name, total in totals.items()}
     everyone = group.gather((own, count, bool(stop.number)))
     sums: dict[str, float] = {}
@@ -204,7 +211,7 @@ def _summed(
 
 @contextmanager
 def without_gradients() -> Iterator[None]:
-    """Nothing is recorded for a backward pass inside, and nothing of it disturbs one after.
+    """Inside, record no graph; a backward pass after it finds nothing that disturbs it.
 
     Not `torch.inference_mode`: what a module keeps of a forward pass in it, such as a table of
     positions, could never be trained with. Nor may weights that autocast has cast in here stay in
@@ -220,7 +227,7 @@ def without_gradients() -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, each module's own mode again after."""
+    """Inside, the model is in evaluation mode; afterwards each module in its own again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -250,8 +257,8 @@ def merged_batch_norm(model: nn.Module, group: Group, share: float) -> Iterator[
     if group.size == 1 or not layers:
         yield
         return
-    means = [_present(layer.running_mean) for layer in layers]
-    variances = [_present(layer.running_var) for layer in layers]
+    means = [present(layer.running_mean) for layer in layers]
+    variances = [present(layer.running_var) for layer in layers]
     own = [t.clone() for t in (*means, *variances)]
     mean = torch.cat([m.double() for m in means])
     moment = torch.cat([v.double() for v in variances]) + mean.square()
@@ -267,8 +274,9 @@ def merged_batch_norm(model: nn.Module, group: Group, share: float) -> Iterator[
             target.copy_(value)
 
 
-def _present(buffer: Tensor | None) -> Tensor:
+def present(buffer: Tensor | None) -> Tensor:
+    """The numbers of a layer's buffer, which it must have."""
     assert buffer is not None  # noqa: S101 - the layers were chosen by it
-    # So that a backward pass of an open batch, which does not look at it, does not refuse it as
-    # changed: it has its own numbers again by then.
+    # Its data: autograd must not see the change, or the backward pass of an open batch, which does
+    # not read the buffer, would refuse it. The buffer has its own numbers again by then.
     return buffer.data

@@ -1,4 +1,4 @@
-"""Statistics of batch normalization taken anew before an evaluation.
+"""Statistics of batch normalization, measured anew before an evaluation.
 
 Running statistics remember the resolutions, the weights and the augmentation of the last steps.
 After an epoch at a low resolution they are off for images of the highest, at which the network is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from batchwright.distributed.group import Group
 from batchwright.records import Plan
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.sampler import Step, micro_batches
-from batchwright.training.evaluate.evaluation import Fitting, halve, without_gradients
+from batchwright.training.evaluate.evaluation import Fitting, halve, present, without_gradients
 from batchwright.workload.host import is_out_of_memory
 
 _LEAST = 2  # samples that have a variance
@@ -36,24 +37,24 @@ def calibrating_batches(
     ranks: Sequence[int],
     between_epochs: bool,
     fitting: Fitting,
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[int, Callable[[], Any]]]:
     """This process's part of the training batches that ``cycle.recalibrate`` asks for.
 
-    They are the first of the epoch's order, as large as at the plan's highest resolution and at
-    that resolution, and look as they do in training.
+    They are the first batches of the epoch, of the size and resolution of the plan's row with the
+    highest resolution, augmented as in training.
 
     Args:
-        feed: Of the training data.
-        plan: Its job says how many.
-        order: Of the epoch's samples, int64 (samples,).
+        feed: Source of the training data.
+        plan: The plan, whose job says how many batches.
+        order: Order of the epoch's samples, int64 (samples,).
         epoch: Zero-based.
-        shares: Of the workers, in rank order.
+        shares: The workers' shares of the samples, in rank order.
         ranks: The workers of this process.
         between_epochs: Whether the feed has nothing else under way.
         fitting: How many samples fit into a forward pass, as far as known.
 
     Yields:
-        (samples, batch).
+        (samples, make): the batch's size, known before ``make()`` makes it and may lack the memory.
     """
     top = max(plan.stages, key=lambda stage: stage.resolution)
     wanted = order[: plan.job.cycle.recalibrate * top.global_batch_size]
@@ -66,18 +67,20 @@ def calibrating_batches(
             start += len(batch)
             sizes = micro_batches(last - first, fitting.of(top.micro_batch_size), _LEAST)
             parts += order[first:last].split(sizes) if last - first >= _LEAST else []
+    fetched: Iterator[Any]
     if between_epochs:
-        fetched: Iterable[Any] = feed.training(parts, epoch, top.resolution)
+        fetched = feed.training(parts, epoch, top.resolution)
     else:
         fetched = (feed.single(part, epoch, top.resolution) for part in parts)
-    for part, batch in zip(parts, fetched, strict=True):
-        yield len(part), batch
+    for part in parts:
+        yield len(part), partial(next, fetched)
+    next(fetched, None)  # the feed ends its pass, as after any last batch
 
 
 @contextmanager
 def recalibrated(
     model: nn.Module,
-    batches: Callable[[], Iterable[tuple[int, Any]]],
+    batches: Callable[[], Iterable[tuple[int, Callable[[], Any]]]],
     group: Group,
     *,
     forward: Callable[[nn.Module, Any], Any],
@@ -97,12 +100,12 @@ def recalibrated(
 
     Args:
         model: Holds the layers.
-        batches: Makes this worker's, each with its number of samples; called only if there are
-            layers, and again, for smaller ones of the same samples, whenever memory runs out.
+        batches: Returns this worker's batches, as (samples, make); called only if there are layers,
+            and again, for smaller batches of the same samples, whenever memory runs out.
         group: The workers.
         forward: f(model, batch) runs the model.
-        autocast: Context of a forward pass.
-        fitting: Halved where memory runs out.
+        autocast: Makes the context of a forward pass.
+        fitting: How many samples fit into a forward pass; halved where memory runs out.
 
     Raises:
         TrainingError: Not even the fewest samples fit into memory.
@@ -141,14 +144,14 @@ def _layers(model: nn.Module) -> list[_BatchNorm]:
 def _moments(
     model: nn.Module,
     layers: Sequence[_BatchNorm],
-    batches: Iterable[tuple[int, Any]],
+    batches: Iterable[tuple[int, Callable[[], Any]]],
     forward: Callable[[nn.Module, Any], Any],
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> tuple[Tensor | None, int]:
-    """For each channel of all layers: samples, sum of means, sum of squares; float64 (3, c).
+    """Samples, sum of means and sum of squares of each channel of all layers: float64 (3, c).
 
     Returns:
-        These, or ``None`` where memory ran out; and the samples of the last batch.
+        These, or ``None`` where memory ran out; and the samples of the last batch begun.
     """
     device = next(model.parameters()).device
     sums = [torch.zeros(3, layer.num_features, dtype=torch.float64, device=device)
@@ -157,7 +160,8 @@ def _moments(
 
     def note(total: Tensor) -> Callable[[_BatchNorm, Any, Any], None]:
         def add(layer: _BatchNorm, *_: Any) -> None:
-            mean, variance = _statistics(layer)  # of this batch alone
+            # With momentum 1 the layer's statistics are those of this batch alone.
+            mean, variance = (present(b).double() for b in (layer.running_mean, layer.running_var))
             total.add_(samples * torch.stack([torch.ones_like(mean), mean, variance + mean**2]))
 
         return add
@@ -168,7 +172,8 @@ def _moments(
         for layer, total in zip(layers, sums, strict=True):
             stack.callback(layer.register_forward_hook(note(total)).remove)
         try:
-            for samples, batch in batches:  # noqa: B007 - the hooks read `samples`
+            for samples, make in batches:  # noqa: B007 - the hooks read `samples`
+                batch = make()
                 with autocast():
                     forward(model, batch)
         except (RuntimeError, MemoryError) as error:
@@ -180,7 +185,7 @@ def _moments(
 
 @contextmanager
 def _only_normalization_trains(model: nn.Module, layers: Sequence[_BatchNorm]) -> Iterator[None]:
-    """The layers' statistics are those of the last batch; other modules are in evaluation mode."""
+    """Inside, the layers' statistics are the last batch's; other modules are in evaluation mode."""
     training = {module for module in model.modules() if module.training}
     momenta = [layer.momentum for layer in layers]
     model.eval()
@@ -197,19 +202,10 @@ def _only_normalization_trains(model: nn.Module, layers: Sequence[_BatchNorm]) -
 
 
 def _set(layers: Sequence[_BatchNorm], moments: Tensor) -> None:
+    sizes = [layer.num_features for layer in layers]
     for layer, (count, mean_sum, square_sum) in zip(
-        layers, moments.split([layer.num_features for layer in layers], dim=1), strict=True
+        layers, moments.split(sizes, dim=1), strict=True
     ):
         mean = mean_sum / count
-        for buffer, value in zip(
-            (layer.running_mean, layer.running_var), (mean, square_sum / count - mean**2),
-            strict=True,
-        ):  # fmt: skip
-            assert buffer is not None  # noqa: S101 - the layers were chosen by it
-            buffer.copy_(value)
-
-
-def _statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
-    assert layer.running_mean is not None  # noqa: S101 - the layers were chosen by it
-    assert layer.running_var is not None  # noqa: S101 - it comes with the mean
-    return layer.running_mean.double(), layer.running_var.double()
+        present(layer.running_mean).copy_(mean)
+        present(layer.running_var).copy_(square_sum / count - mean**2)

@@ -1,4 +1,4 @@
-"""An average of the weights, whose held-out accuracy is higher while the rate is high."""
+"""An average of the weights: while the rate is high, its held-out accuracy is the higher one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-_UPDATES = 32  # in what it looks back on: more would cost more, and tell the same
-_AT_ONCE = 2**22  # numbers that a GPU takes in together, with some 10 bytes of each meanwhile
-_IN_CACHE = 2**16  # the same on a CPU, which goes over them several times
-_APART = 16  # numbers: a tensor begins at a multiple, so it is aligned as one by itself is
+_UPDATES = 32  # updates within the epochs looked back on: more would cost time and change little
+_AT_ONCE = 2**22  # numbers averaged together on a GPU, which takes some 10 bytes of each meanwhile
+_IN_CACHE = 2**16  # numbers averaged together on a CPU: several passes over them stay in its cache
+_APART = 16  # numbers: each tensor begins at a multiple, aligned like a tensor of its own
 
 
 class WeightAverage:
@@ -30,8 +30,8 @@ class WeightAverage:
     passed over, and 16-bit weights are averaged in float32.
 
     Args:
-        model: On its device; trained elsewhere. What is frozen stays as it is.
-        epochs: That it looks back on.
+        model: The network that is trained, on its device. Frozen weights are not averaged.
+        epochs: Number of epochs that the average looks back on.
     """
 
     def __init__(self, model: nn.Module, epochs: float) -> None:
@@ -49,20 +49,20 @@ class WeightAverage:
 
     @property
     def lasting_bytes(self) -> int:
-        """That it takes on the device."""
+        """Bytes of the averages on the device."""
         return sum(mean.numel() * mean.element_size() for mean in self._means.values())
 
     @property
     def shared(self) -> list[Tensor]:
-        """Averages that are the same on all workers: of weights, not of their own statistics."""
+        """Averages that all workers have alike: of weights, not of their own statistics."""
         return [one for name, one in self._means.items() if name not in self._statistics]
 
     @torch.no_grad()
     def step(self, steps: int) -> None:
-        """Take in the weights after a step, if it is time to.
+        """Update the average after a step, if it is due.
 
         Args:
-            steps: Of the epoch in progress.
+            steps: Number of steps of the epoch in progress.
         """
         back = max(1.0, self._epochs * steps)
         apart = max(1, int(back / _UPDATES))
@@ -94,15 +94,15 @@ class WeightAverage:
 
     @torch.no_grad()
     def leave(self) -> None:
-        """Training is over: the model has the averages from here on."""
+        """Give the model the averages for good, at the end of training."""
         if self.updates:
             for name, one in self._live.items():
                 one.data.copy_(self._means[name])
 
     def values(self) -> dict[str, Any]:
-        """What is this worker's own of it, for a checkpoint: statistics, and counts.
+        """This worker's own part, for a checkpoint: averages of statistics, and counts.
 
-        With them averages of 16-bit tensors, which the model's format would round.
+        Averages of 16-bit tensors are among them, which the model's format would round.
         """
         own = {
             name: mean
@@ -118,9 +118,9 @@ class WeightAverage:
         """Go on from a checkpoint.
 
         Args:
-            state: The model's state_dict with the averages, and all workers' statistics.
-            values: `values` of this worker, or of one that stands in for it.
-            same_workers: Whether they were this worker's own.
+            state: The model's ``state_dict`` with the averages and all workers' statistics.
+            values: `values` of this worker, or of another in its place.
+            same_workers: Whether ``values`` are this worker's own.
         """
         self.updates, self._steps = values["updates"], values["steps"]
         with self.in_place():
@@ -129,13 +129,13 @@ class WeightAverage:
                 self._means[name].copy_(one)
         for name, mean in values["buffers"].items():
             if name in self._means and (same_workers or name not in self._statistics):
-                self._means[name].copy_(mean)  # else a layer has gone since
+                self._means[name].copy_(mean)  # unless its layer is gone
 
 
 class _Part:
-    """Averages of tensors of one number format, which lie in one flat tensor.
+    """Averages of tensors of one number format, in one flat tensor.
 
-    So a GPU takes all of them in with the few operations that it would take for each.
+    So a GPU updates all of them with as few operations as one.
 
     Attributes:
         means: One for each of the tensors: a view of its shape and, if it is dense, its strides.
@@ -159,7 +159,7 @@ class _Part:
         return [flat.as_strided(*place) for place in self._places]
 
     def take_in(self, weight: float) -> None:
-        """Give what is finite of the tensors as they are now this ``weight``."""
+        """Update the averages by the tensors' finite numbers, which get this ``weight``."""
         mean = self._flat
         if len(self._live) == 1:  # it needs no copy
             mean = self.means[0]
@@ -171,7 +171,7 @@ class _Part:
 
 
 def _in_parts(live: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Names of tensors that are alike, as many as are to be taken in together."""
+    """Names of tensors to average together: of one device and format, up to a number."""
     alike: dict[tuple[torch.device, torch.dtype], list[str]] = defaultdict(list)
     for name, one in live.items():
         alike[one.device, one.dtype].append(name)

@@ -1,4 +1,4 @@
-"""Which worker evaluates which epochs under a parameter server, and what came of it."""
+"""Which worker evaluates which epochs under a parameter server, and the scores."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from batchwright.training.parameter_server.messages import Settled
 
 
 class Evaluations:
-    """Epochs that have no scores yet are scored with the next model that a worker gets.
+    """Assigns evaluations of epochs to workers, and keeps the scores.
 
-    An epoch belongs to the worker that ended it, until that worker is lost; then to whoever is
-    answered next. So a loss costs no epoch its scores as long as somebody is there.
+    An epoch is evaluated by the worker that ended it, with the next model that it gets; if that
+    worker is lost, by the next one that gets a model. So no epoch lacks scores while one is there.
 
     Attributes:
-        scores: Means of the last evaluation, by name.
-        best_score: Highest first score so far.
+        scores: Means of the last evaluation over the held-out samples, by name.
+        best_score: Highest so far of each evaluation's first score.
     """
 
     def __init__(self) -> None:
         self.scores: dict[str, float] = {}
         self.best_score = -float("inf")
-        self._unscored: dict[int, int | None] = {}  # whose each epoch is; None: the next one's
+        self._unscored: dict[int, int | None] = {}  # by epoch, its worker; None: the next one
         self._asked: dict[int, tuple[tuple[int, ...], Weights]] = {}
         self._best: Weights | None = None
 
@@ -33,11 +33,11 @@ class Evaluations:
         return bool(self._unscored)
 
     def want(self, epoch: int, rank: int) -> None:
-        """An epoch is to be evaluated, by the worker that ended it."""
+        """Have an epoch evaluated by ``rank``, the worker that ended it."""
         self._unscored[epoch] = rank
 
     def ask(self, rank: int, weights: Weights) -> int | None:
-        """A worker gets a model; returns the last epoch that it shall evaluate with it, if any."""
+        """Assign epochs to a worker that gets a model; returns the last of them, if any."""
         epochs = tuple(epoch for epoch, who in self._unscored.items() if who in (rank, None))
         if epochs:
             self._unscored.update(dict.fromkeys(epochs, rank))
@@ -45,17 +45,17 @@ class Evaluations:
         return max(epochs, default=None)
 
     def forget(self, rank: int) -> None:
-        """A worker is lost: another has to evaluate its epochs."""
+        """Have a lost worker's epochs evaluated by another."""
         self._asked.pop(rank, None)
         for epoch, worker in self._unscored.items():
             if worker == rank:
                 self._unscored[epoch] = None
 
     def take(self, rank: int, settled: Settled) -> tuple[int, ...]:
-        """What a worker tells after it got a model.
+        """Take the scores of a worker that got a model.
 
         Returns:
-            The epochs that it has scored: none if it was asked for none, or its loop has no scores.
+            The epochs that they are of; none if it was assigned none, or its loop has no scores.
         """
         epochs, weights = self._asked.pop(rank, ((), None))
         for epoch in epochs:
@@ -69,7 +69,7 @@ class Evaluations:
         return epochs
 
     def take_best(self) -> Weights | None:
-        """The model that is the best so far, if nobody has taken it yet."""
+        """The model that is the best so far; ``None`` if it was taken already."""
         best, self._best = self._best, None
         return best
 
@@ -78,6 +78,6 @@ class Evaluations:
         return {"scores": dict(self.scores), "unscored": list(self._unscored)}
 
     def restore(self, values: Mapping[str, Any], best_score: float) -> None:
-        """Go on from a checkpoint; nobody has come yet."""
+        """Go on from a checkpoint's `values`, before any worker has joined."""
         self.scores, self.best_score = dict(values["scores"]), best_score
         self._unscored = dict.fromkeys(values.get("unscored", ()))

@@ -31,15 +31,15 @@ class Weights:
     """A model's parameters and buffers.
 
     Attributes:
-        floats: All of floating point, in the order of the ``state_dict``, flat.
-        integers: All others, int64, flat.
+        floats: All floating-point tensors in the order of the ``state_dict``, flat.
+        integers: All other tensors, int64, flat.
     """
 
     floats: Tensor
     integers: Tensor
 
     def clone(self) -> Weights:
-        """A copy of its own."""
+        """A copy."""
         return Weights(self.floats.clone(), self.integers.clone())
 
 
@@ -48,10 +48,10 @@ class Entry:
     """One entry of a model's ``state_dict``.
 
     Attributes:
-        name: Its key.
-        shape: Of the tensor.
-        dtype: As ``str`` writes it.
-        start: Where it begins in the flat floats, or integers.
+        name: Its key in the ``state_dict``.
+        shape: Shape of the tensor.
+        dtype: Number format, such as ``torch.float32``.
+        start: Position of its first number in the flat floats, or integers.
     """
 
     name: str
@@ -91,7 +91,7 @@ def unpack(weights: Weights, model: nn.Module) -> None:
 
 
 def layout(model: nn.Module) -> list[Entry]:
-    """Where each entry of the model's ``state_dict`` is in its `pack`."""
+    """Layout of a model's `pack`: position of each entry of its ``state_dict``."""
     entries: list[Entry] = []
     starts = {True: 0, False: 0}
     seen: dict[int, int] = {}
@@ -106,7 +106,7 @@ def layout(model: nn.Module) -> list[Entry]:
 
 
 def as_state_dict(weights: Weights, entries: Sequence[Entry]) -> dict[str, Tensor]:
-    """The model's plain ``state_dict``: views of the weights."""
+    """Weights as the model's plain ``state_dict``, whose tensors are views of them."""
     found = {}
     for entry in entries:
         dtype = getattr(torch, entry.dtype.removeprefix("torch."))
@@ -123,10 +123,10 @@ def merge(
     """Merge one worker's model into ``weights``, in place.
 
     Args:
-        weights: The server's.
-        pushed: The worker's.
+        weights: The server's model.
+        pushed: The worker's model.
         factor: Its update factor, in (0, 2] for ``compsac``.
-        rule: By name.
+        rule: Name of the rule.
     """
     share = factor / (1 + factor) if rule == "journal" else factor / 2
     weights.floats.mul_(1 - share).add_(pushed.floats, alpha=share)
@@ -149,7 +149,7 @@ def weighted_mean(pushed: Sequence[tuple[Weights, float]]) -> Weights:
 
 
 def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """Tensors of floating point and others, each once, in the order of the ``state_dict``."""
+    """Floating-point tensors and other tensors, each once, in the order of the ``state_dict``."""
     every = {_key(tensor): tensor for tensor in model.state_dict().values()}
     tensors = list(every.values())
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
@@ -157,8 +157,8 @@ def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _key(tensor: Tensor) -> int:
-    """The same for tensors that share their memory; those without any have none to share."""
-    return tensor.data_ptr() or id(tensor)
+    """A key that tensors have in common which share their memory."""
+    return tensor.data_ptr() or id(tensor)  # an empty tensor has no memory to share
 
 
 def _flat(tensors: Sequence[Tensor], empty: torch.dtype) -> Tensor:
@@ -166,8 +166,8 @@ def _flat(tensors: Sequence[Tensor], empty: torch.dtype) -> Tensor:
         return torch.empty(0, dtype=empty)
     # Memory formats differ (channels last); `reshape` reads all in the logical order.
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    # In one piece, as a GPU's many small tensors would each take a journey, and into pinned memory:
-    # elsewhere 43 MiB took an H100 31 ms.
+    # In one piece, since each copy from a GPU takes time of its own, and into pinned memory: into
+    # other memory 43 MiB took an H100 31 ms.
     return fetched(flat)
 
 

@@ -1,4 +1,4 @@
-"""What workers and the parameter server say to each other; whole models travel beside it.
+"""Messages between workers and the parameter server; whole models travel beside them.
 
 worker:  Hello ...  Next  [Trained  Settled]...  Bye        Stop, Beat at any time
 server:  Welcome    Round [Round         ]...  Farewell     Refused, Stopped, Beat
@@ -20,15 +20,15 @@ from batchwright.training.parameter_server.rounds import RoundAssignment
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker says of itself when it comes; worker 0 brings the first weights.
+    """Introduction of a worker; worker 0's comes with the first weights.
 
     Attributes:
-        rank: The worker.
-        place: Where it computes.
+        rank: Rank of the worker.
+        place: Host and device on which it computes.
         samples: Size of its data set.
-        plan: That it follows, as JSON text.
-        entries: How its model's weights lie in a message.
-        description: What a user of the network must know of its input.
+        plan: The plan that it follows, as JSON text.
+        entries: Layout of its model's weights in a message.
+        description: What a user of the network must know about its input.
     """
 
     rank: int
@@ -41,33 +41,33 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """A worker fits the others."""
+    """Answer to `Hello`: the worker fits the others."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """It does not; the message says why."""
+    """Answer to `Hello`: the worker does not fit the others, and ``message`` says why."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Next:
-    """A worker asks for its first round."""
+    """Request of a worker for its first round."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A worker's round has ended, whose model comes along.
+    """End of a worker's round, whose model comes along.
 
     Attributes:
-        steps: Updates asked for.
-        skipped: Those of them left out because a gradient was not finite.
+        steps: Steps of the round.
+        skipped: Steps of them whose update was left out, because a gradient was not finite.
         repeated: Steps done again because memory ran out.
         loss: Mean training loss; ``None`` if it is not finite.
         rate: Learning rate of the last step.
-        compute: Seconds.
-        peak: Most bytes that tensors took; 0 if unknown.
+        compute: Seconds of training the round.
+        peak: Most bytes that the worker's tensors took; 0 if unknown.
     """
 
     steps: int
@@ -81,14 +81,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Round:
-    """What a worker gets: the merged model and, as long as there is one, a round.
+    """Answer to `Next` and `Trained`: the merged model and, while there is one, a round.
 
     Attributes:
-        ticket: The round; ``None``: there is none left.
-        evaluate: The epoch after which this worker is to evaluate the model; ``None``: it is not.
+        ticket: The round; ``None``: none is left.
+        evaluate: Epoch whose model this worker is to evaluate; ``None``: it is not to.
         scores: Means of the last evaluation, by name; empty before the first.
         wait: Seconds that the worker waited for others.
-        idle: Seconds in which there was nothing left for it to do.
+        idle: Seconds in which the worker had no round left to train.
     """
 
     ticket: RoundAssignment | None
@@ -100,11 +100,11 @@ class Round:
 
 @dataclass(frozen=True)
 class Settled:
-    """What the last exchange and the evaluation after it were like.
+    """Figures of a worker's last exchange, and of the evaluation after it.
 
     Attributes:
-        exchange: Seconds, waiting for others left out.
-        evaluation: Seconds.
+        exchange: Seconds of the exchange, without waiting for others.
+        evaluation: Seconds of the evaluation.
         scores: Sums over the held-out samples, by name; empty where none were asked for.
         count: Held-out samples.
     """
@@ -117,14 +117,14 @@ class Settled:
 
 @dataclass(frozen=True)
 class Stop:
-    """A worker was asked to stop, by a signal: all are to stop."""
+    """Request of a worker to stop the run, because it was asked to by a signal."""
 
     signal: int
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run ends here, by a signal or (0) by its deadline, as the message says."""
+    """End of the run, by a signal or (0) by its deadline; ``message`` says which."""
 
     signal: int
     message: str
@@ -132,12 +132,12 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Bye:
-    """A worker has nothing more to do."""
+    """Goodbye of a worker that has nothing more to do."""
 
 
 @dataclass(frozen=True)
 class Farewell:
-    """Everything is written."""
+    """Goodbye of the server, once everything is written."""
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,16 @@ _KINDS = {kind.__name__: kind for kind in Message.__args__}
 
 
 def as_text(message: Message, **beside: Any) -> bytes:
-    """A message as JSON, and more values for `of_text`."""
+    """A message as JSON text, with more values ``beside`` it; read by `of_text`."""
     named = {"kind": type(message).__name__, "values": asdict(message), **beside}
     return json.dumps(named).encode()
 
 
 def of_text(text: bytes) -> tuple[Message, dict[str, Any]]:
-    """A message and what was beside it.
+    """A message, and the values beside it.
 
     Raises:
-        ValueError: It is none of ours.
+        ValueError: The text is no message of `as_text`.
     """
     named = json.loads(text)
     if named.get("kind") not in _KINDS:

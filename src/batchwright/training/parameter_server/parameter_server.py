@@ -17,21 +17,21 @@ from batchwright.training.parameter_server.rounds import RoundAssignment, Rounds
 
 
 class ParameterServer:
-    """Keeps the model that workers train on in rounds.
+    """Keeps the model that workers train in rounds, and merges their models into it.
 
-    With ``bsp`` (and ``ssp`` of staleness 0, which is the same) models are kept until those of all
-    members are there, and become their weighted mean in rank order. Otherwise each is merged as it
-    comes. Nothing here is safe to call from two threads at once.
+    With ``bsp`` (and ``ssp`` of staleness 0, which is the same) models wait until those of all
+    members are there, and are merged into their weighted mean in rank order. Otherwise each is
+    merged as it comes. Nothing here is safe to call from two threads at once.
 
     Args:
         weights: The model to start from.
-        plan: With a parameter server.
+        plan: A plan with a parameter server.
         samples: Size of the data set.
 
     Attributes:
         weights: The merged model; replaced, never changed in place, so a pull needs no copy.
-        rounds: Who trains on what.
-        merges: Times that the model changed.
+        rounds: Which worker trains on which samples.
+        merges: Number of merges so far.
     """
 
     def __init__(self, weights: Weights, plan: Plan, samples: int) -> None:
@@ -56,11 +56,11 @@ class ParameterServer:
         """The worker's next round; ``None`` if there is none left."""
         ticket = self.rounds.take(worker)
         if ticket is None:
-            self._merge_if_complete()  # nobody has to wait for this one any more
+            self._merge_if_complete()  # nobody has to wait for this worker any more
         return ticket
 
     def push(self, worker: int, weights: Weights) -> RoundAssignment:
-        """The model that came of the worker's round; the server may keep it.
+        """End a worker's round with the model that it has trained; the server may keep that.
 
         Returns:
             The round that has ended.
@@ -77,12 +77,12 @@ class ParameterServer:
         return ticket
 
     def lose(self, worker: int, *, for_good: bool) -> None:
-        """A worker is lost; a model that it has pushed already counts. See `Rounds.lose`."""
+        """Note that a worker is lost, as `Rounds.lose`; a model that it has pushed still counts."""
         self.rounds.lose(worker, for_good=for_good)
         self._merge_if_complete()
 
     def come_back(self, worker: int) -> None:
-        """A lost worker is there again; its unfinished round is its next."""
+        """Take a lost worker back; its unfinished round is its next."""
         self.rounds.come_back(worker)
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class ParameterServer:
         self.weights = Weights(state["floats"], state["integers"])
         rounds = state["rounds"]
         if "slowest" not in rounds:
-            # Of an earlier version, which does not say who was away: all begin level with the
-            # furthest, but for those whose models wait and who are one round ahead.
+            # An earlier version's checkpoint does not say who was away: all begin level with the
+            # furthest, except workers whose models wait, which are one round ahead.
             furthest = max(rounds["ended"].values())
             rounds = {**rounds, "slowest": furthest - bool(state["waiting"])}
         self.rounds.load_state_dict(rounds)

@@ -1,4 +1,4 @@
-"""Records of a run with a parameter server: round by round, and epochs made of them."""
+"""Records of a run with a parameter server: of its rounds, and of the epochs that they make up."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from batchwright.storage.files import end_of_lines
 from batchwright.training.parameter_server.messages import Trained
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.recorder import Recorder
-from batchwright.training.step.epoch_totals import tracked_fields
+from batchwright.training.step.epoch_totals import held_out_fields
 
 
 def round_record(
     plan: Plan, assignment: RoundAssignment, trained: Trained, **known: Any
 ) -> RoundRecord:
-    """A round as it was assigned and trained; ``known`` is what else is known of it."""
+    """Record of a round as it was assigned and trained; ``known`` are further fields."""
     stage = plan.stages[assignment.stage]
     return RoundRecord(
         worker=assignment.worker,
@@ -45,7 +45,7 @@ def round_record(
 
 @dataclass
 class _Ended:
-    """A round that has ended, of which something may not be known yet."""
+    """A round that has ended, whose record may still lack fields."""
 
     record: RoundRecord
     rate: float
@@ -55,7 +55,7 @@ class _Ended:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What an evaluation gave: sums over the held-out samples, their number, its seconds."""
+    """Result of an evaluation: sums over the held-out samples, their number, its seconds."""
 
     sums: Mapping[str, float]
     count: int
@@ -63,7 +63,7 @@ class _Scores:
 
 
 class RoundLog:
-    """Takes in rounds in the order in which they end.
+    """Records rounds in the order in which they end, and epochs as they are completed.
 
     Rounds of several workers overlap, and one may begin in one epoch and end in the next. So an
     epoch's record covers the rounds from the end of the epoch before until its samples' worth is
@@ -80,14 +80,14 @@ class RoundLog:
 
     Args:
         recorder: Writes lines and the summary.
-        plan: With a parameter server.
+        plan: A plan with a parameter server.
         samples: Size of the data set.
-        places: Where each worker computes, in rank order.
+        places: Host and device of each worker, in rank order.
 
     Attributes:
-        rounds: As they were added.
-        places: Where each worker computes; may be changed when one comes back elsewhere.
-        gone: Workers that are lost for good; may be a set that somebody else keeps.
+        rounds: The rounds, in the order in which they ended.
+        places: Host and device of each worker; may be changed when one comes back elsewhere.
+        gone: Workers that are lost for good; may be replaced by a set that the caller updates.
     """
 
     def __init__(self, recorder: Recorder, plan: Plan, samples: int, places: Sequence[str]) -> None:
@@ -95,38 +95,38 @@ class RoundLog:
         self.places = list(places)
         self.gone: set[int] = set()
         self._recorder, self._plan, self._samples = recorder, plan, samples
-        self._since: list[RoundRecord] = []  # of the epoch in progress
-        self._rates: dict[int, float] = {}  # of each epoch's last round
+        self._since: list[RoundRecord] = []  # rounds of the epoch in progress
+        self._rates: dict[int, float] = {}  # by epoch, of its last round
         self._scores: dict[int, _Scores] = {}
         self._checkpoint = 0.0
         self._whole = True
-        self._inherited: list[str] = []  # of an earlier version's checkpoint, which holds them
-        self._stretches: list[tuple[int, int]] = []  # of the file, of earlier starts
-        self._first: int | None = None  # where that of this start begins, once there is a round
+        self._inherited: list[str] = []  # rounds that an earlier version's checkpoint holds
+        self._stretches: list[tuple[int, int]] = []  # byte ranges of earlier starts
+        self._first: int | None = None  # first byte of this start's stretch, once it has a round
         self._pending: deque[_Ended] = deque()  # in the order in which they ended
 
     def await_rest(self, record: RoundRecord, *, rate: float, committed: int) -> None:
-        """A round has ended; `add` takes it, once its worker has told what is missing of it.
+        """Keep a round that has ended until `complete` says that its record lacks nothing.
 
         Args:
-            record: As far as it is known.
+            record: The record so far.
             rate: Learning rate of its last step.
             committed: Samples of all rounds that have ended, this one included.
         """
         self._pending.append(_Ended(record, rate, committed))
 
     def note(self, worker: int, **known: float) -> None:
-        """Fields of the record of a worker's last round are known."""
-        for one in self._pending:  # at most one of them is its, and not complete
-            if one.record.worker == worker and not one.complete:
-                one.record = one.record.model_copy(update=known)
+        """Fill in fields of the record of a worker's last round."""
+        for ended in self._pending:  # at most one is the worker's and not complete
+            if ended.record.worker == worker and not ended.complete:
+                ended.record = ended.record.model_copy(update=known)
 
     def complete(self, worker: int | None = None, **known: float) -> None:
-        """All is known of a worker's last round, or of everybody's, that ever will be."""
+        """Add a worker's last round, or everybody's (``None``), as no more fields will come."""
         if worker is not None:
             self.note(worker, **known)
-        for one in self._pending:
-            one.complete = one.complete or worker in (None, one.record.worker)
+        for ended in self._pending:
+            ended.complete = ended.complete or worker in (None, ended.record.worker)
         while self._pending and self._pending[0].complete:
             ended = self._pending.popleft()
             self.add(ended.record, rate=ended.rate, committed=ended.committed)
@@ -134,13 +134,13 @@ class RoundLog:
     def add(
         self, record: RoundRecord, *, rate: float, committed: int, complete: bool = True
     ) -> None:
-        """A round has ended and is merged.
+        """Record a round that has ended and is merged, and the epochs that it completes.
 
         Args:
-            record: What it was like.
+            record: Record of the round.
             rate: Learning rate of its last step.
             committed: Samples of all rounds that have ended, this one included.
-            complete: Whether all is known of it; else its epoch is not whole.
+            complete: Whether the record lacks nothing; else its epoch is not whole.
         """
         self.rounds.append(record)
         self._since.append(record)
@@ -159,13 +159,13 @@ class RoundLog:
             self._recorder.epoch(self._recorder.epochs[-1])
 
     def scored(self, epoch: int, sums: Mapping[str, float], count: int, seconds: float) -> None:
-        """An evaluation of the model as it was at the end of an epoch.
+        """Record an evaluation of the model as it was at the end of an epoch.
 
         Args:
-            epoch: Zero-based; its record is there or not yet.
-            sums: Of each value over the held-out samples; ``top1`` and ``loss`` are known.
-            count: Held-out samples.
-            seconds: What it took.
+            epoch: Zero-based; its record may be there already or not.
+            sums: Sum of each value over the held-out samples; ``top1`` and ``loss`` are recorded.
+            count: Number of held-out samples.
+            seconds: Seconds of the evaluation.
         """
         self._scores[epoch] = _Scores(dict(sums), count, seconds)
         if epoch < len(self._recorder.epochs):
@@ -176,7 +176,7 @@ class RoundLog:
             self._recorder.tell_reached(epoch)
 
     def saved(self, seconds: float) -> None:
-        """Writing a checkpoint held the run up for so long."""
+        """Add the seconds for which writing a checkpoint held the run up."""
         self._checkpoint += seconds
 
     # ----------------------------------------------------------------------------- checkpoints
@@ -199,7 +199,7 @@ class RoundLog:
         }
 
     def pending(self) -> list[tuple[str, float, int]]:
-        """Plain values for a checkpoint: rounds that await something."""
+        """Plain values for a checkpoint: rounds whose records lack fields."""
         return [(one.record.model_dump_json(), one.rate, one.committed) for one in self._pending]
 
     def restore(
@@ -207,8 +207,8 @@ class RoundLog:
     ) -> None:
         """Go on from a checkpoint's `values`, in an epoch that is no longer whole.
 
-        The recorder has its epochs already: rounds are counted against them. What was `pending` is
-        added, as whoever knew more of it has gone.
+        The recorder has its epochs already. Rounds that were `pending` are added as they are, since
+        nobody can fill in their fields any more.
         """
         self._inherited = list(values["rounds"])
         self._stretches = [(first, last) for first, last in values.get("stretches", ())]
@@ -233,7 +233,7 @@ class RoundLog:
             self.add(record, rate=rate, committed=committed, complete=False)
 
     def _end_of_file(self) -> int:
-        """Where the last whole line of metrics.jsonl ends, in bytes."""
+        """Position, in bytes, at which the last whole line of metrics.jsonl ends."""
         path = self._lines
         if path is None or not path.exists():
             return 0
@@ -241,7 +241,7 @@ class RoundLog:
             return end_of_lines(file)
 
     def _read_rounds(self) -> Iterator[RoundRecord]:
-        """The rounds of earlier starts, as far as metrics.jsonl still has them."""
+        """Rounds of earlier starts that metrics.jsonl still has."""
         if self._lines is None or not self._lines.exists():
             return
         with self._lines.open("rb") as file:
@@ -290,17 +290,9 @@ class RoundLog:
         )
 
     def _held_out(self, epoch: int) -> dict[str, Any]:
-        """The fields of an epoch's record that its evaluation fills in."""
+        """Fields of an epoch's record that its evaluation fills in."""
         scores = self._scores[epoch]
-        loss, correct = scores.sums.get("loss"), scores.sums.get("top1")
-        mean = loss / scores.count if loss is not None else math.nan
-        return {
-            "val_loss": told_loss(mean),
-            "val_correct": round(correct) if correct is not None else None,
-            "val_count": scores.count,
-            **tracked_fields(scores.sums, scores.count),
-            "evaluation_seconds": scores.seconds,
-        }
+        return {**held_out_fields(scores.sums, scores.count), "evaluation_seconds": scores.seconds}
 
 
 def seconds_of(record: RoundRecord) -> float:

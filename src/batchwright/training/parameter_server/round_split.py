@@ -1,4 +1,4 @@
-"""A worker's round with a parameter server: its stretches of the epochs' orders, cut into steps."""
+"""A worker's round with a parameter server, divided into steps of this worker alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from batchwright.training.parameter_server.rounds import RoundAssignment, segmen
 
 
 class RoundSharing(Division):
-    """Divides rounds into steps of this worker alone; its arguments are those of `Division`.
+    """Divides rounds into steps of this worker alone; arguments as for `Division`.
 
-    The state is that of this worker's steps; its step is that of the stretch in progress.
+    A round goes through a stretch of an epoch, or of several. The state is that of this worker's
+    steps; its ``step`` counts within the stretch in progress.
 
     Attributes:
         ticket: The round in progress; ``None`` before the first and after the last.
@@ -28,7 +29,7 @@ class RoundSharing(Division):
     def __init__(self, plan: Plan, state: RunState, place: str, **how: Any) -> None:
         super().__init__(plan, state, place, **how)
         self.ticket: RoundAssignment | None = None
-        self._orders: dict[int, Tensor] = {}  # of the last two epochs asked for: rounds share them
+        self._orders: dict[int, Tensor] = {}  # of the last two epochs, which several rounds need
         self._done = self._index = 0
 
     @property
@@ -38,25 +39,25 @@ class RoundSharing(Division):
 
     @property
     def position(self) -> tuple[float, Stage]:
-        """What the learning rate takes for seen, and the plan's row."""
+        """Samples seen before the step, for the learning-rate schedule, and the plan's row."""
         assert self.ticket is not None  # noqa: S101 - there are steps only in a round
         return self.ticket.samples_seen(self._done), self.stage
 
     def begin(self, ticket: RoundAssignment) -> None:
-        """Another round, or the same once more."""
+        """Begin a round, maybe one that was begun before."""
         self.ticket, self._done, self._index = ticket, 0, ticket.stage
 
     def stand(self, epoch: int) -> None:
-        """There is no round, and an epoch that has ended is to be evaluated."""
+        """End the rounds; an epoch that has ended is to be evaluated."""
         self.ticket, self._index, self._state.epoch = None, self._plan.stage_of(epoch), epoch
 
-    def walks(self) -> Iterator[tuple[int, EpochSteps]]:
-        """The round's stretches, each as (epoch, way through it); the state begins each anew."""
+    def stretches(self) -> Iterator[tuple[int, EpochSteps]]:
+        """The round's stretches, as (epoch, steps); the state's step begins at 0 in each."""
         assert self.ticket is not None  # noqa: S101 - as above
         batch = self.ticket.batch or self.stage.local_batch_sizes[self.ticket.worker]
         for epoch, first, last in segments(self.ticket, self._samples):
             self._state.epoch, self._state.step = epoch, 0
-            self.walk = EpochSteps(
+            self.steps = EpochSteps(
                 self.order(epoch),
                 step_sizes(last - first, batch, workers=1, least=self.least),
                 Shares(0, (batch,), self.micro_batch_size),
@@ -64,8 +65,8 @@ class RoundSharing(Division):
                 ranks=(0,),
                 least=self.least,
             )
-            yield epoch, self.walk
-        self.walk = None
+            yield epoch, self.steps
+        self.steps = None
 
     def order(self, epoch: int) -> Tensor:
         """Indices of all samples in the order of an epoch, int64 (samples,)."""
@@ -82,12 +83,12 @@ class RoundSharing(Division):
         self._done += step.samples
 
     def after_out_of_memory(self, tally: Tally) -> None:
-        """Go on in smaller micro-batches, if memory it was."""
+        """Go on in smaller micro-batches, if memory ran out (and not compiling failed)."""
         if tally.notes[0].micro_batch >= self.micro_batch_size:
             return
         pixels = int(tally.notes[0].micro_batch) * self.stage.resolution**2
         self._state.micro_limits[self._place] = pixels
-        walk, first = self.walk, self._state.step + 1 + self.asked_ahead
-        if walk is not None and first < len(walk):
-            sizes = walk.shares_at(first).local_batch_sizes
-            walk.change(Shares(first, sizes, self.micro_batch_size))
+        steps, first = self.steps, self._state.step + 1 + self.asked_ahead
+        if steps is not None and first < len(steps):
+            sizes = steps.shares_at(first).local_batch_sizes
+            steps.change(Shares(first, sizes, self.micro_batch_size))

@@ -1,4 +1,4 @@
-"""Rounds with a parameter server: who trains on which samples next, and who has to wait.
+"""Rounds with a parameter server: which worker trains on which samples next, and which waits.
 
 The samples of all epochs are one stream, epoch after epoch, each in its own seeded order. A round
 is the next stretch of it, handed to the worker that asks. So every sample of an epoch is trained on
@@ -8,19 +8,24 @@ follows from where in the stream it is.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 from batchwright.algorithms.partition import apportion
 from batchwright.records import Plan, Stage
 
 FOLLOWING = 0.01
-"""Shares are made again where one would change by more than this part: a round has many steps, so
-its time is known better than that of one."""
+"""Shares are made anew where a worker's would change by more than this part of it: a round has many
+steps, so its time is known better than a step's."""
+
+LOOK_BACK = 3
+"""Rounds from which a worker's speed is estimated: a disturbed one must not move the shares."""
 
 FEWEST = 2
-"""Samples of a round, and of the part of one in each epoch: batch normalization needs two."""
+"""Fewest samples of a round, and of its part in each epoch: batch normalization needs two."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +33,17 @@ class RoundAssignment:
     """One round of one worker.
 
     Attributes:
-        number: Place among all rounds, as handed out, from 0.
-        worker: Rank.
+        number: Place among all rounds in the order in which they were handed out, from 0.
+        worker: Rank of the worker.
         start: Position of its first sample in the stream of all epochs.
         samples: Length, in samples.
-        epoch: Zero-based; most of its samples are of it. Where shares have changed, a round may
+        epoch: Zero-based epoch of most of its samples. Where shares have changed, a round may
             begin with the last few of the epoch before.
         stage: Index of the plan's row that it follows.
-        factor: Weight of the model that comes of it.
-        clock: Samples that the learning rate takes for seen when it begins.
-        span: What is added to that until it ends: while one worker trains on its part of an epoch,
-            the others train on the rest.
+        factor: Update factor of the model that it ends with.
+        clock: Samples seen when it begins, as the learning-rate schedule counts.
+        span: Samples that the schedule counts until it ends: while one worker trains on its part
+            of an epoch, the others train on the rest.
         batch: Samples of a step; 0: as in the plan's row.
     """
 
@@ -54,7 +59,7 @@ class RoundAssignment:
     batch: int = 0
 
     def samples_seen(self, done: int) -> float:
-        """What the learning rate takes for seen once ``done`` samples of it are.
+        """Samples seen, as the learning-rate schedule counts, once ``done`` of the round are done.
 
         Multiplied first: where span and length agree, these are whole numbers.
         """
@@ -84,14 +89,14 @@ class Rounds:
     Where s is 0, a worker is one round ahead exactly while its model waits for those of the others.
 
     Args:
-        plan: With a parameter server; its table gives samples per round and update factors.
+        plan: A plan with a parameter server; its rows give samples per round and update factors.
         samples: Size of the data set.
 
     Attributes:
         committed: Samples of rounds that have ended.
-        handed_out: Samples of all rounds so far.
-        ended: Rounds that each worker has ended, plus those that it was let off when it became a
-            member again.
+        handed_out: Samples of all rounds handed out so far.
+        ended: Rounds that each worker has ended, plus those that it need not catch up with when it
+            became a member again.
         open: The round that each worker is in.
     """
 
@@ -105,8 +110,8 @@ class Rounds:
         self._left_over: list[RoundAssignment] = []  # of workers that are gone for good
         self._number = 0
         self._away: set[int] = set()  # lost, may come back
-        self._gone: set[int] = set()
-        self._through: set[int] = set()  # there was no round left for them
+        self._gone: set[int] = set()  # lost for good
+        self._without_work: set[int] = set()  # there was no round left for them
         self._slowest = 0  # rounds that the slowest member has ended
         self._speeds: dict[int, float] = {}  # relative to the planned shares
 
@@ -122,12 +127,12 @@ class Rounds:
 
     @property
     def epochs_done(self) -> int:
-        """Whole epochs' worth of committed samples."""
+        """Number of whole epochs in the committed samples."""
         return self.committed // self._samples
 
     @property
     def whole(self) -> bool:
-        """Whether the rounds of all workers are an epoch together; else they are of equal steps."""
+        """Whether one round of each worker makes up an epoch; else rounds have so many steps."""
         return self._rule.exchange_steps is None
 
     @property
@@ -137,8 +142,8 @@ class Rounds:
 
     @property
     def members(self) -> list[int]:
-        """Workers that others wait for, in rank order; those that have not come yet are among."""
-        without = self._away | self._gone | self._through
+        """Workers that others wait for, in rank order, including those that have not come yet."""
+        without = self._away | self._gone | self._without_work
         return [worker for worker in self.ended if worker not in without]
 
     def lead(self, worker: int) -> int:
@@ -146,7 +151,7 @@ class Rounds:
         return max(0, self.ended[worker] - self._slowest)
 
     def ready(self, worker: int) -> bool:
-        """Whether a worker need not wait for others before its next round, or is in one."""
+        """Whether a worker need not wait for others before its next round, or is in a round."""
         if worker in self.open or self._most_ahead is None:
             return True
         return self.lead(worker) <= self._most_ahead
@@ -155,11 +160,11 @@ class Rounds:
         """The worker's next round, or the one it was in.
 
         Where all begin together, rounds are handed out in rank order whoever asks first, so that
-        a run comes out the same each time.
+        a run has the same result each time.
 
         Returns:
             The round; ``None`` if there is none left. Until all is `finished` there may be one
-            again: that of a worker that is lost for good.
+            again: the unfinished round of a worker that is lost for good.
         """
         if self._most_ahead == 0 and worker not in self.open:
             for one in self.members:
@@ -169,7 +174,7 @@ class Rounds:
         return self.open.get(worker)
 
     def commit(self, worker: int) -> RoundAssignment:
-        """The worker's round has ended and its model is there."""
+        """End the worker's round, whose model has arrived; returns the round."""
         ticket = self.open.pop(worker)
         self.ended[worker] += 1
         self.committed += ticket.samples
@@ -177,18 +182,18 @@ class Rounds:
         return ticket
 
     def lose(self, worker: int, *, for_good: bool) -> None:
-        """A worker is lost: others go on, and its round will be repeated.
+        """Note that a worker is lost: others go on, and its round will be repeated.
 
         Args:
-            worker: Rank.
+            worker: Rank of the worker.
             for_good: Whether it will not come back: then another repeats its round, and later
                 rounds share the epoch among those that are left.
         """
         if for_good:
             if worker in self.open:
                 self._left_over.append(self.open.pop(worker))
-                self._level(self._through)  # there is something left to do
-                self._through.clear()
+                self._level(self._without_work)  # there is something left to do
+                self._without_work.clear()
             self._away.discard(worker)
             self._gone.add(worker)
         else:
@@ -196,10 +201,9 @@ class Rounds:
         self._find_slowest()
 
     def come_back(self, worker: int) -> None:
-        """A lost worker is there again; nobody has to wait until it has caught up.
+        """Take a lost worker back; nobody has to wait until it has caught up.
 
-        One that was taken for gone may come too, when a run is resumed: from then on it has its
-        share again.
+        One that was lost for good may come back when a run is resumed: it then has its share again.
         """
         self._level([worker])
         self._away.discard(worker)
@@ -207,15 +211,15 @@ class Rounds:
         self._find_slowest()
 
     def follow(self, seconds_per_sample: Mapping[int, float]) -> tuple[int, ...] | None:
-        """Make shares again so that all workers end their rounds together.
+        """Make shares anew so that all workers end their rounds together.
 
         Args:
-            seconds_per_sample: As measured, of every worker that is not gone.
+            seconds_per_sample: Measured seconds per sample of every worker that is not gone.
 
         Returns:
             The samples per round from now on, in rank order; ``None`` if they stay as they were, as
-            they do where the plan says how many steps a round has. As published, no change is too
-            small.
+            they do where the plan says how many steps a round has. With ``dual.shares=published``
+            no change is too small.
         """
         if not self.whole:
             return None
@@ -236,7 +240,7 @@ class Rounds:
         return tuple(wanted)
 
     def shares(self, stage: Stage) -> tuple[int, ...]:
-        """Samples per round of each worker in a row of the plan, an epoch in all, in rank order."""
+        """Samples per round of each worker in a row, in rank order; an epoch's samples in all."""
         planned = stage.samples_per_round
         if not (self._gone or self._speeds):
             return planned
@@ -247,9 +251,9 @@ class Rounds:
         return tuple(apportion(weights, self._samples, least=self._least()))
 
     def batches(self, stage: Stage) -> tuple[int, ...]:
-        """Local batch of each worker in a row of the plan; as published, it follows the shares.
+        """Local batch of each worker in a row; it follows the shares if ``dual.shares=published``.
 
-        So all workers make as many steps in a round, and the batches of all of them together stay.
+        Then all workers make equally many steps in a round, and the sum of the batches stays.
         """
         planned = stage.local_batch_sizes
         if not (self._published and self._speeds):
@@ -276,7 +280,7 @@ class Rounds:
             "left_over": [asdict(ticket) for ticket in self._left_over],
             "number": self._number,
             "gone": sorted(self._gone),
-            "through": sorted(self._through),
+            "through": sorted(self._without_work),
             "slowest": self._slowest,
             "speeds": dict(self._speeds),
         }
@@ -284,7 +288,7 @@ class Rounds:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: rounds that were under way are repeated by their workers.
 
-        All but those that were gone are awaited, whoever was away when it was written.
+        All workers are awaited but those that were gone, whoever was away when it was written.
         """
         self.committed, self.handed_out = state["committed"], state["handed_out"]
         self.ended = dict(state["ended"])
@@ -292,7 +296,7 @@ class Rounds:
         self._left_over = [RoundAssignment(**values) for values in state["left_over"]]
         self._number = state["number"]
         self._gone, self._speeds = set(state["gone"]), dict(state["speeds"])
-        self._away, self._through = set(), set(state.get("through", ()))
+        self._away, self._without_work = set(), set(state.get("through", ()))
         self._slowest = state["slowest"]
         self._level(self.ended)
         self._find_slowest()
@@ -313,18 +317,18 @@ class Rounds:
         else:
             ticket = self._next(worker)
         if ticket is None:
-            self._through.add(worker)
+            self._without_work.add(worker)
             self._find_slowest()
         else:
             self.open[worker] = ticket
 
     def _level(self, workers: Iterable[int]) -> None:
-        """These become members again: none begins behind the slowest."""
+        """Let workers become members again: none begins behind the slowest."""
         for worker in workers:
             self.ended[worker] = max(self.ended[worker], self._slowest)
 
     def _find_slowest(self) -> None:
-        """To be called after any change of members or of what they have ended."""
+        """Update the slowest member's count, after any change of members or of ended rounds."""
         counts = [self.ended[worker] for worker in self.members]
         self._slowest = min(counts, default=max(self.ended.values()))
 
@@ -360,26 +364,26 @@ class Rounds:
 
     @property
     def _published(self) -> bool:
-        """Whether batches and weights follow the shares, by the last round alone."""
+        """Whether batches and update factors follow the shares, as in the paper."""
         return self._plan.job.dual.shares == "published"
 
     def _weight(self, worker: int, index: int) -> float:
-        """Of a worker's model, in a row of the plan; as published, in proportion to its samples."""
+        """Update factor of a worker's model in a row; as published, times its relative speed."""
         factor = self._plan.stages[index].update_factors[worker]
         return factor * self._speeds.get(worker, 1.0) if self._published else factor
 
     def _least(self) -> list[int]:
-        """Fewest samples of each worker's rounds: nobody's share may become nothing."""
+        """Fewest samples of each worker's rounds, so that nobody's share becomes 0."""
         left = [worker not in self._gone for worker in self.ended]
         return [min(FEWEST, self._samples // sum(left)) if one else 0 for one in left]
 
     def _with_the_epoch(self, start: int, samples: int, epoch: int) -> int:
-        """Length of a round of ``epoch`` that is to be ``samples`` long, so that it ends the epoch
-        where, after shares were made again, what was handed out of it does not add up.
+        """Length of a round of ``samples``, adapted to end its epoch where shares have changed.
 
-        What is left after a round and is less than any share, and than half of the largest, goes
-        with it; one that goes beyond by less than half of itself is cut. With shares that add up,
-        neither happens: a share of somebody is left, or nothing.
+        After a change the rounds of an epoch may not add up to it. What is left of the epoch joins
+        the round if it is less than any share and than half of the largest; a round that goes
+        beyond the epoch by less than half of itself is cut. With shares that add up, neither
+        happens: somebody's whole share is left, or nothing.
         """
         if not (self.whole and (self._gone or self._speeds)):
             return samples
@@ -391,9 +395,7 @@ class Rounds:
         return samples + left if -2 * left < samples else samples
 
     def _to_the_end(self, start: int, samples: int) -> int:
-        """Length of a round that is to be ``samples`` long, so that it ends an epoch where it
-        would else leave, or go on with, too few of one.
-        """
+        """Length of a round of ``samples``, adapted to leave no part of an epoch below `FEWEST`."""
         beyond = (start + samples) % self._samples
         if beyond and self._samples - beyond < FEWEST:
             return samples + self._samples - beyond
@@ -402,7 +404,7 @@ class Rounds:
         return samples
 
     def _length(self, worker: int, epoch: int) -> int:
-        """Samples of a worker's round in an epoch, as far as there are so many left."""
+        """Samples of a worker's usual round in an epoch."""
         stage = self._plan.stages[self._plan.stage_of(epoch)]
         if self._rule.exchange_steps is None:
             return self.shares(stage)[worker]
@@ -423,3 +425,35 @@ def segments(ticket: RoundAssignment, samples: int) -> Sequence[tuple[int, int, 
         found.append((epoch, first, first + length))
         start, left = start + length, left - length
     return found
+
+
+class SpeedEstimate:
+    """Estimates the workers' speeds from their rounds, anew in each row of the plan.
+
+    A worker's very first round is left out: loaders start in it, caches are cold.
+
+    Args:
+        published: Whether the last round alone counts, as in the paper, even a first one; else the
+            median of the last `LOOK_BACK`.
+    """
+
+    def __init__(self, *, published: bool = False) -> None:
+        self._published = published
+        self._known: set[int] = set()  # workers that have ended a round
+        self._stage = 0
+        rounds = 1 if published else LOOK_BACK
+        self._latest: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=rounds))
+
+    def add(self, worker: int, stage: int, samples: int, seconds: float) -> None:
+        """Add a worker's round of ``samples`` in a row of the plan, computed in ``seconds``."""
+        if stage > self._stage:
+            self._stage = stage
+            self._latest.clear()
+        if (self._published or worker in self._known) and stage == self._stage:
+            self._latest[worker].append(seconds / samples)
+        self._known.add(worker)
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """Seconds per sample, by worker, of those with a round in the current row of the plan."""
+        return {worker: median(latest) for worker, latest in self._latest.items() if latest}

@@ -27,31 +27,31 @@ from batchwright.training.signals import StopRequest
 
 
 class ServerClient:
-    """Talks to the server. A thread gives it signs of life, also while the worker computes.
+    """A worker's messages to the server; a thread sends signs of life while the worker computes.
 
     Args:
         address: ``host:port``.
         key: Shared secret, hexadecimal.
         timeout: Seconds after which a silent server counts as lost.
-        stop: Asked while this worker waits.
+        stop: Notes whether this worker is asked to stop; looked at while it waits.
 
     Raises:
-        LostWorkerError: It cannot be reached; from every method too: it is gone.
+        LostWorkerError: The server cannot be reached, or (from every method) is gone.
     """
 
     def __init__(self, address: str, key: str, timeout: float, stop: StopRequest) -> None:
         self._address, self._stop = address, stop
-        self._told_of_stop = False
+        self._stop_sent = False
         self._ending = threading.Event()
         with self._naming_the_server():
             self._link = connect(address, bytes.fromhex(key), timeout)
         self._thread = threading.Thread(target=self._beat, name="beats", daemon=True)
 
     def hello(self, hello: Hello, weights: Weights | None) -> None:
-        """Say who this is; worker 0 brings the weights to begin with.
+        """Introduce this worker; worker 0 brings the first weights.
 
         Raises:
-            PlanError: It does not fit the others.
+            PlanError: The worker does not fit the others.
         """
         with self._naming_the_server():
             self._link.send(hello, weights)
@@ -61,24 +61,24 @@ class ServerClient:
             raise PlanError(answer.message)
 
     def next(self) -> tuple[Weights, Round]:
-        """The merged model, and the first round."""
+        """Get the merged model and the first round."""
         with self._naming_the_server():
             self._link.send(Next())
             return self._round()
 
     def push(self, weights: Weights, trained: Trained) -> tuple[Weights, Round]:
-        """Hand in the model of a round; returns the merged model, and the next round."""
+        """Push the model of a round; returns the merged model and the next round."""
         with self._naming_the_server():
             self._link.send(trained, weights)
             return self._round()
 
     def settle(self, settled: Settled) -> None:
-        """Tell what the last exchange and the evaluation after it were like."""
+        """Send the figures of the last exchange and of the evaluation after it."""
         with self._naming_the_server():
             self._link.send(settled)
 
     def look(self) -> None:
-        """Take in what the server says unasked.
+        """Read messages that the server has sent unasked.
 
         Raises:
             Interrupted: The run is stopped; its checkpoint is written.
@@ -94,20 +94,20 @@ class ServerClient:
             Interrupted: The checkpoint is written.
         """
         with self._naming_the_server():
-            self._told_of_stop = True
+            self._stop_sent = True
             self._link.send(Stop(number))
             while True:
                 self._answer()
 
     def bye(self) -> None:
-        """Nothing more will be asked; returns when all is written."""
+        """Say goodbye; returns once the server has written everything."""
         with self._naming_the_server():
             self._link.send(Bye())
             while not isinstance(self._answer().message, Farewell):
                 pass
 
     def close(self) -> None:
-        """Close the connection; without `bye` the server takes this worker for lost."""
+        """Close the connection; without `bye` the worker then counts as lost."""
         self._ending.set()
         self._link.close()
 
@@ -118,10 +118,10 @@ class ServerClient:
         return weights, answer
 
     def _answer(self) -> Received:
-        """The next message that is more than a sign of life."""
+        """Wait for the next message other than a sign of life."""
         while isinstance((received := self._link.receive()).message, Beat):
-            if self._stop.number and not self._told_of_stop:
-                self._told_of_stop = True
+            if self._stop.number and not self._stop_sent:
+                self._stop_sent = True
                 self._link.send(Stop(self._stop.number))
         self._refuse_stop(received.message)
         return received

@@ -1,6 +1,6 @@
-"""What a parameter server does for its workers: rounds out, models in, everything on record.
+"""Coordinates the workers of a parameter server: rounds out, models in, everything on record.
 
-Each worker's connection has a thread of its own; whatever they share is here, under one lock.
+Each worker's connection has a thread of its own; what the threads share is here, under one lock.
 """
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ from batchwright.training.parameter_server.messages import (
 )
 from batchwright.training.parameter_server.parameter_server import ParameterServer
 from batchwright.training.parameter_server.round_log import RoundLog, round_record
-from batchwright.training.parameter_server.rounds import RoundAssignment
-from batchwright.training.parameter_server.speed_estimate import SpeedEstimate
+from batchwright.training.parameter_server.rounds import RoundAssignment, SpeedEstimate
 from batchwright.training.parameter_server.transport import Transport
 from batchwright.training.recorder import Recorder
 
 Answer = tuple[Round | Farewell | Stopped, Weights | None]
-"""What a worker gets that waits: a round, or the end; and a model along with a round."""
+"""Answer to a worker that waits: a round with the merged model, or the end without one."""
 
 
 class ServerCoordinator:
-    """Serves the workers of one run.
+    """Coordinates the workers of one run.
 
-    Rounds begin when all workers have asked for one, and go out in rank order among those that
-    wait, so that with ``bsp`` a run is the same whoever comes first.
+    The first rounds go out when all workers have asked for one, in rank order among those that
+    wait. So with ``bsp`` a run is the same whoever comes first.
 
     A worker speaks through the connection that it joined with. Once another has taken its place, or
     the worker is lost or given up, every method that takes the connection raises `ConnectionError`:
     what is still on its way through it counts for nothing.
 
     Args:
-        plan: With a parameter server.
-        recorder: Takes the records.
+        plan: A plan with a parameter server.
+        recorder: Writes the records.
 
     Attributes:
         lock: Held by every method; for a caller that needs several answers of one moment.
-        server: The core; ``None`` until worker 0 has brought the first weights.
-        book: The rounds.
-        entries: How the weights lie.
-        description: Of the network's input.
-        steps: Updates of all workers.
-        begun: Whether the first rounds went out.
-        members: Who is there, and who is not.
-        evaluations: Who evaluates, and what came of it.
+        server: The merged model and its rounds; ``None`` until worker 0 has brought its weights.
+        round_log: Records of the rounds.
+        entries: How the model's weights lie in a message.
+        description: What a user of the network must know about its input.
+        steps: Updates so far, of all workers.
+        begun: Whether the first rounds have gone out.
+        members: Which workers are connected, lost or gone.
+        evaluations: Which worker evaluates which epochs, and the scores.
     """
 
     def __init__(self, plan: Plan, recorder: Recorder) -> None:
@@ -70,32 +69,32 @@ class ServerCoordinator:
         self.steps = 0
         self._plan, self._recorder = plan, recorder
         self._samples = plan.data.train_samples
-        self.book = RoundLog(recorder, plan, self._samples, [""] * plan.workers)
-        self._pace = SpeedEstimate(published=plan.job.dual.shares == "published")
+        self.round_log = RoundLog(recorder, plan, self._samples, [""] * plan.workers)
+        self._speeds = SpeedEstimate(published=plan.job.dual.shares == "published")
         self.members = Membership(plan.workers)
-        self.book.gone = self.members.gone
+        self.round_log.gone = self.members.gone
         self.begun = False
         self._dismissed = False
-        self._asked: dict[int, float] = {}  # since when, by the clock of this process
-        self._idle: dict[int, float] = {}  # since when there has been nothing left to do
+        self._asked: dict[int, float] = {}  # workers that wait: since when, by this process's clock
+        self._idle: dict[int, float] = {}  # workers without a round left: since when
         self._answers: dict[int, Answer] = {}
-        self._rounds_begun: dict[int, tuple[float, int]] = {}  # when, and how far ahead
+        self._rounds_begun: dict[int, tuple[float, int]] = {}  # seconds of the run, rounds ahead
         self._stop = 0
 
     # ----------------------------------------------------------------------------- coming and going
 
     def join(self, hello: Hello, weights: Weights | None, link: Transport) -> None:
-        """A worker has come, for the first time or again.
+        """Let a worker join, for the first time or again.
 
         Raises:
-            PlanError: Its data, its model or its rank is not that of the others.
+            PlanError: Its data or model differs from the others', or its rank is not in the plan.
         """
         with self.lock:
             self._refuse(hello)
             rank = hello.rank
             if rank in self.members.links:  # started again before its end was noticed
                 self.lose(rank, self.members.links[rank], "it was started again")
-            self.book.places[rank] = hello.place
+            self.round_log.places[rank] = hello.place
             self.entries, self.description = hello.entries, dict(hello.description)
             if self.server is None and weights is not None:
                 self.server = ParameterServer(weights, self._plan, self._samples)
@@ -112,40 +111,40 @@ class ServerCoordinator:
             self._hand_out()
 
     def lose(self, rank: int, link: Transport, why: str) -> None:
-        """A worker's connection has ended; others go on.
+        """Note that a worker's connection has ended; the others go on.
 
         Args:
             rank: The worker.
-            link: The connection; nothing happens if there is a newer one.
-            why: In words.
+            link: The connection; nothing happens if the worker has a newer one.
+            why: The reason, in words.
         """
         with self.lock:
-            if not self.members.speaks(rank, link):
+            if not self.members.is_current(rank, link):
                 return
             self._cut_off(rank)
-            if rank in self.members.left or self._through or self._dismissed:
+            if rank in self.members.left or self._all_done or self._dismissed:
                 return
             self.members.lose(rank)
-            text = f"worker {rank} ({self.book.places[rank]}) is lost ({why})"
+            text = f"worker {rank} ({self.round_log.places[rank]}) is lost ({why})"
             self._recorder.note(text if self.finished else f"{text}: the others go on")
             if self.server is not None:
                 self.server.lose(rank, for_good=False)
             self._hand_out()
 
     def give_up(self, rank: int) -> None:
-        """A worker is lost for good: the others share its samples.
+        """Give up a worker that will not come back: the others share its samples.
 
         Raises:
-            TrainingError: It was to bring the first weights.
+            TrainingError: It is worker 0 and has not brought the first weights.
         """
         with self.lock:
-            self._cut_off(rank)  # it may have said something before its end
+            self._cut_off(rank)  # a message of it may still be on its way
             self._give_up(rank)
 
     def give_up_lost(self, seconds: float) -> None:
-        """Workers that have been lost for so long are so for good, if others are there.
+        """Give up workers that have been lost for so many seconds, if others are connected.
 
-        Nobody starts a process again that has ended without an error and without a word.
+        A process that has ended without an error and without `leave` is not started again.
         """
         with self.lock:
             for rank in self.members.lost_for(seconds):
@@ -153,7 +152,7 @@ class ServerCoordinator:
                     self._give_up(rank)
 
     def leave(self, rank: int, link: Transport) -> None:
-        """A worker has nothing more to do; before the end of training it is gone for good."""
+        """Let a worker leave that needs nothing more; before training ends it is gone for good."""
         with self.lock:
             self.members.refuse_replaced(rank, link)
             self.members.left.add(rank)
@@ -164,17 +163,17 @@ class ServerCoordinator:
     # ------------------------------------------------------------------------------------- rounds
 
     def ask(self, rank: int, link: Transport) -> None:
-        """A worker waits for a round; see `answer`."""
+        """Note that a worker waits for a round; see `answer`."""
         with self.lock:
             self.members.refuse_replaced(rank, link)
             self._asked.setdefault(rank, perf_counter())
             self._hand_out()
 
     def answer(self, rank: int, link: Transport, seconds: float) -> Answer | None:
-        """What a worker gets, as soon as it is there, but after ``seconds`` nothing."""
+        """The answer to a worker that waits, once it is there; ``None`` after ``seconds``."""
         with self.lock:
             self.lock.wait_for(
-                lambda: rank in self._answers or not self.members.speaks(rank, link),
+                lambda: rank in self._answers or not self.members.is_current(rank, link),
                 timeout=seconds,
             )
             self.members.refuse_replaced(rank, link)
@@ -183,14 +182,14 @@ class ServerCoordinator:
     def push(
         self, rank: int, link: Transport, weights: Weights, trained: Trained, seconds: float
     ) -> None:
-        """A worker's round has ended.
+        """Take the model of a worker whose round has ended, and note that it waits for the next.
 
         Args:
             rank: The worker.
-            link: The connection that its model came through.
-            weights: Its model.
-            trained: What it says of the round.
-            seconds: That the message took to come in.
+            link: The connection that the model came through.
+            weights: The model.
+            trained: Figures of the round.
+            seconds: Seconds that the message took to arrive.
         """
         with self.lock:
             self.members.refuse_replaced(rank, link)
@@ -211,23 +210,23 @@ class ServerCoordinator:
                 wait_seconds=0.0,
                 lead=lead,
             )
-            self.book.await_rest(record, rate=trained.rate, committed=rounds.committed)
-            self._pace.add(rank, ticket.stage, ticket.samples, trained.compute)
+            self.round_log.await_rest(record, rate=trained.rate, committed=rounds.committed)
+            self._speeds.add(rank, ticket.stage, ticket.samples, trained.compute)
             for epoch in range(epochs, rounds.epochs_done):
                 self._end_epoch(rank, epoch)
             self.ask(rank, link)
 
     def settle(self, rank: int, link: Transport, settled: Settled) -> None:
-        """A worker says how long its last exchange took, and how good the model is."""
+        """Take a worker's figures of its last exchange and of an evaluation after it."""
         with self.lock:
             self.members.refuse_replaced(rank, link)
             for epoch in self.evaluations.take(rank, settled):
                 assert settled.scores is not None  # noqa: S101 - it was taken
-                self.book.scored(epoch, settled.scores, settled.count, settled.evaluation)
-            self.book.complete(
+                self.round_log.scored(epoch, settled.scores, settled.count, settled.evaluation)
+            self.round_log.complete(
                 rank, exchange_seconds=settled.exchange, evaluation_seconds=settled.evaluation
             )
-            if self._recorder.reached:  # those that wait for others are done, too
+            if self._recorder.reached:  # those that wait for others are done as well
                 self._hand_out()
             self.lock.notify_all()
 
@@ -235,18 +234,18 @@ class ServerCoordinator:
 
     @property
     def finished(self) -> bool:
-        """Whether every sample of every epoch was trained on, or the target is reached."""
+        """Whether every sample of every epoch was trained on, or the goal's accuracy is reached."""
         with self.lock:
             ended = self.server is not None and self.server.rounds.finished
             return ended or self._recorder.reached
 
     @property
     def deserted(self) -> bool:
-        """Whether nobody is there any more, nor will come."""
+        """Whether no worker is connected that needs anything, and none will come."""
         with self.lock:
             members = self.members
-            through = self.begun and self._through and not set(members.links) - members.left
-            return members.absent or through
+            needed = set(members.links) - members.left
+            return members.absent or (self.begun and self._all_done and not needed)
 
     @property
     def stop_asked(self) -> int:
@@ -261,7 +260,7 @@ class ServerCoordinator:
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Whole epochs that are done, samples that are done, updates."""
+        """Epochs trained, samples trained, updates of all workers."""
         with self.lock:
             if self.server is None:
                 return 0, 0, 0
@@ -269,24 +268,24 @@ class ServerCoordinator:
             return rounds.epochs_done, rounds.committed, self.steps
 
     def ask_to_stop(self, rank: int, link: Transport, number: int) -> None:
-        """A worker was asked to stop, by a signal: all are to stop."""
+        """Stop the run, because a worker was asked to by a signal."""
         with self.lock:
             self.members.refuse_replaced(rank, link)
             self.stop(number)
 
     def stop(self, number: int) -> None:
-        """All are to stop, because of a signal."""
+        """Stop the run, because of a signal; no more rounds go out."""
         with self.lock:
             self._stop = self._stop or number
             self.lock.notify_all()
 
     def take_best(self) -> Weights | None:
-        """A model that is the best so far and that nobody has taken yet."""
+        """The model that is the best so far; ``None`` if it was taken already."""
         with self.lock:
             return self.evaluations.take_best()
 
     def dismiss(self, word: Farewell | Stopped) -> list[Transport]:
-        """Give all workers that wait a last answer; returns the connections of those that don't."""
+        """Give all workers that wait a last answer; returns the connections of the others."""
         with self.lock:
             self._dismissed = True
             waiting = set(self.members.links) & (self._asked.keys() | self.members.left)
@@ -295,10 +294,10 @@ class ServerCoordinator:
             self.lock.notify_all()
             return [link for rank, link in self.members.links.items() if rank not in waiting]
 
-    def close_book(self) -> None:
-        """Enter all rounds that have ended, whatever is still missing of them."""
+    def complete_rounds(self) -> None:
+        """Record all rounds that have ended, whatever figures are still missing."""
         with self.lock:
-            self.book.complete()
+            self.round_log.complete()
 
     def values(self) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint."""
@@ -307,13 +306,13 @@ class ServerCoordinator:
             return {
                 **self.server.state_dict(),
                 "layout": [asdict(entry) for entry in self.entries],
-                "book": self.book.values(),
-                "entered": self.book.pending(),
+                "book": self.round_log.values(),
+                "entered": self.round_log.pending(),
                 **self.evaluations.values(),
             }
 
     def restore(self, values: Mapping[str, Any], steps: int, best_score: float) -> None:
-        """Go on from a checkpoint; nobody has come yet."""
+        """Go on from a checkpoint's `values`, before any worker has joined."""
         with self.lock:
             self.entries = tuple(
                 Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in values["layout"]
@@ -322,11 +321,11 @@ class ServerCoordinator:
                 Weights(values["floats"], values["integers"]), self._plan, self._samples
             )
             self.server.load_state_dict(values)
-            self.book.restore(values["book"], values["entered"])
+            self.round_log.restore(values["book"], values["entered"])
             self.evaluations.restore(values, best_score)
             self.steps = steps
 
-    # ------------------------------------------------------------------------------------ in here
+    # ----------------------------------------------------------------------------------- private
 
     def _refuse(self, hello: Hello) -> None:
         rank, most = hello.rank, self._plan.workers
@@ -349,7 +348,7 @@ class ServerCoordinator:
         self._forget(rank)
 
     def _give_up(self, rank: int) -> None:
-        """The others share a worker's samples."""
+        """Hand a worker's samples to the others."""
         if self.server is None and rank == 0:
             raise TrainingError(
                 "worker 0 is gone for good and had not brought the first weights, which all "
@@ -362,20 +361,20 @@ class ServerCoordinator:
             self.server.lose(rank, for_good=True)
             others = len(self.members.gone) < self._plan.workers and not self.finished
             if others and self.server.rounds.whole:
-                text += f": samples per round are now {self._told_shares()}"
+                text += f": samples per round are now {self._shares_in_words()}"
         self._recorder.note(text)
         self._hand_out()
 
     def _forget(self, rank: int) -> None:
-        """A worker is not there any more: it waits for nothing and tells nothing."""
+        """Drop what a worker waits for and still owes: it is not there any more."""
         self._asked.pop(rank, None)
         self._idle.pop(rank, None)
         self._answers.pop(rank, None)
-        self.book.complete(rank)
+        self.round_log.complete(rank)
         self.evaluations.forget(rank)
 
     def _hand_out(self) -> None:
-        """Give all that wait and need not what is theirs."""
+        """Answer all workers that wait and need not: with a round, or with none once finished."""
         server = self.server
         if server is not None and not self._stop and not self.begun:
             self.begun = len(self._asked.keys() | self.members.gone) == self._plan.workers
@@ -383,7 +382,7 @@ class ServerCoordinator:
                 self._recorder.training_begins()
         if server is not None and not self._stop and self.begun:
             again = not self.finished
-            while again:  # that there is no round left for one may set others free
+            while again:  # a worker without a round left may set others free
                 before, again = server.rounds.members, False
                 for rank in sorted(self._asked):
                     if not server.ready(rank):
@@ -392,7 +391,9 @@ class ServerCoordinator:
                     if ticket is None:
                         self._idle.setdefault(rank, perf_counter())
                     else:
-                        self._begin(server, rank, ticket)
+                        lead = server.rounds.lead(rank)
+                        self._rounds_begun[rank] = self._recorder.training_seconds, lead
+                        self._reply(server, rank, ticket)
                         again = True
                 again = again or server.rounds.members != before
             if self.finished:
@@ -400,15 +401,11 @@ class ServerCoordinator:
                     self._reply(server, rank, None)
         self.lock.notify_all()
 
-    def _begin(self, server: ParameterServer, rank: int, ticket: RoundAssignment) -> None:
-        self._rounds_begun[rank] = self._recorder.training_seconds, server.rounds.lead(rank)
-        self._reply(server, rank, ticket)
-
     def _reply(self, server: ParameterServer, rank: int, ticket: RoundAssignment | None) -> None:
         now = perf_counter()
-        since = self._idle.pop(rank, now)  # from then on it did not wait for others, but was done
+        since = self._idle.pop(rank, now)  # until then it waited for others, then it had no round
         waited = since - self._asked.pop(rank)
-        self.book.note(rank, wait_seconds=waited)
+        self.round_log.note(rank, wait_seconds=waited)
         evaluate, scores = self.evaluations.ask(rank, server.weights), self.evaluations.scores
         self._answers[rank] = (
             Round(ticket, evaluate, scores, wait=waited, idle=now - since),
@@ -416,29 +413,28 @@ class ServerCoordinator:
         )
 
     @property
-    def _through(self) -> bool:
-        """Whether there is nothing left to do for anybody."""
+    def _all_done(self) -> bool:
+        """Whether all is trained and evaluated."""
         return self.finished and not self.evaluations.missing
 
     def _end_epoch(self, rank: int, epoch: int) -> None:
-        """By a worker's push an epoch's worth of samples is done."""
-        assert self.server is not None  # noqa: S101 - it has just taken that
+        """After a push that completed an epoch's samples: have it evaluated, make shares anew."""
+        assert self.server is not None  # noqa: S101 - it has just taken the push
         if self._plan.evaluates_after(epoch):
             self.evaluations.want(epoch, rank)
-        followed = self._plan.job.dual.shares != "planned" and len(self._pace.seconds) > 1
+        followed = self._plan.job.dual.shares != "planned" and len(self._speeds.seconds) > 1
         if followed and not self.finished:
-            shares = self.server.rounds.shares
+            rounds = self.server.rounds
             stage = self._plan.stages[self._plan.stage_of(min(epoch + 1, self._plan.epochs - 1))]
-            present = {w for w, share in enumerate(shares(stage)) if share}
-            if present <= self._pace.seconds.keys() and self.server.rounds.follow(
-                self._pace.seconds
-            ):
+            present = {w for w, share in enumerate(rounds.shares(stage)) if share}
+            seconds = self._speeds.seconds
+            if present <= seconds.keys() and rounds.follow(seconds):
                 self._recorder.note(
                     "so that all workers end their rounds together, samples per round are now "
-                    + self._told_shares()
+                    + self._shares_in_words()
                 )
 
-    def _told_shares(self) -> str:
+    def _shares_in_words(self) -> str:
         assert self.server is not None  # noqa: S101 - the callers have looked
         rounds = self.server.rounds
         epoch = min(rounds.handed_out // self._samples, self._plan.epochs - 1)

@@ -4,7 +4,7 @@
 
 started by `distributed.server_child`, which hands it the number of a listening socket, says on
 standard input what to serve, and reads on standard output what it should know. Each connection has
-a thread, so a slow link delays its own worker only; the main thread keeps the run: checkpoints, the
+a thread, so a slow link delays its own worker only; the main thread does the rest: checkpoints, the
 deadline, stop signals, the end.
 """
 
@@ -27,7 +27,6 @@ from batchwright.distributed.processes import worker_main
 from batchwright.errors import BatchwrightError
 from batchwright.records import Plan
 from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoints
-from batchwright.training.parameter_server import strangers
 from batchwright.training.parameter_server.messages import (
     Beat,
     Bye,
@@ -50,20 +49,58 @@ from batchwright.workload.host import prepare_process
 POLL_SECONDS = 0.1
 T = TypeVar("T")
 _GOODBYE_SECONDS = 5.0  # for workers to take their last answer
-# What accepting ends with while the system has no room for another connection.
+# A worker proves that it knows the key in a few milliseconds, over a slow network or on a busy
+# machine in a second or two. Who takes longer is a port scanner, say. The job's timeout would be
+# too long here: it allows for a worker that computes.
+MAX_UNPROVEN = 64  # connections at once that have not proved it yet: each has a thread
+UNPROVEN_SECONDS = 10.0  # for each of them
+CROWDED_SECONDS = 3.0  # for each of them while others wait for its place
+# Errors of `accept` while the system has no room for another connection.
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
+class UnprovenConnections:
+    """Connections that have not proved yet that they know the key: few, and each for a short time.
+
+    So however many there are, a worker that connects waits for `CROWDED_SECONDS` at most.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Transport, float] = {}  # when each came, in the order in which they came
+        self._changed = threading.Condition()
+
+    def admit(self, link: Transport) -> None:
+        """Add a new connection; waits until there is room for it."""
+        with self._changed:
+            while len(self._since) >= MAX_UNPROVEN:
+                self.cut_late(CROWDED_SECONDS)
+                self._changed.wait(POLL_SECONDS)
+            self._since[link] = time.monotonic()
+
+    def remove(self, link: Transport) -> None:
+        """Remove a connection that has proved itself, or has ended."""
+        with self._changed:
+            self._since.pop(link, None)
+            self._changed.notify_all()
+
+    def cut_late(self, seconds: float) -> None:
+        """End connections that came more than so many seconds ago; their threads remove them."""
+        with self._changed:
+            now = time.monotonic()
+            for link in [link for link, since in self._since.items() if now - since >= seconds]:
+                link.cut()
+
+
 class ServerProcess:
-    """Listens, and keeps the run until its end.
+    """The parameter server's side of all connections, and the run from its start to its end.
 
     Args:
-        plan: With a parameter server.
+        plan: A plan with a parameter server.
         folder: The run folder; ``None`` keeps nothing.
         resume: Go on from its last checkpoint.
-        listener: Workers connect to it.
-        key: That workers must know.
-        orders: What whoever started this says, as it comes: ``gone``, a worker lost for good.
+        listener: Listening socket that workers connect to.
+        key: Shared secret that workers must know.
+        orders: Orders of the parent process, as they come: ``gone``, a worker lost for good.
 
     Raises:
         FileError: The folder holds a run already, or its checkpoints cannot be read.
@@ -83,16 +120,16 @@ class ServerProcess:
         self._plan, self._listener, self._key, self._orders = plan, listener, key, orders
         self._over = threading.Event()
         self._problems: list[Exception] = []  # of other threads: the main one raises them
-        self._strangers = strangers.Strangers()
-        self._told_of_no_room = False
+        self._unproven = UnprovenConnections()
+        self._warned_of_no_room = False
         self._recorder = Recorder(folder, plan)
         self._coordinator = ServerCoordinator(plan, self._recorder)
-        self._keeper = ServerCheckpoints(folder, plan, self._coordinator, self._recorder)
-        self._keeper.prepare(resume=resume)
+        self._checkpoints = ServerCheckpoints(folder, plan, self._coordinator, self._recorder)
+        self._checkpoints.prepare(resume=resume)
         self._stop = StopRequest()
 
     def serve(self) -> None:
-        """Until all workers are done.
+        """Serve until all workers are done.
 
         Raises:
             Interrupted: A stop signal came, or the time was up; a checkpoint was written.
@@ -105,20 +142,20 @@ class ServerProcess:
                 time.sleep(POLL_SECONDS)
                 if self._problems:
                     raise self._problems[0]
-                self._strangers.cut_late(strangers.SECONDS)
+                self._unproven.cut_late(UNPROVEN_SECONDS)
                 self._coordinator.give_up_lost(self._plan.job.timeout)
-                self._keeper.check()
-                self._keeper.save_best()
-                self._keeper.save_if_due()
+                self._checkpoints.check()
+                self._checkpoints.save_best()
+                self._checkpoints.save_if_due()
                 self._stop_if_asked()
-            self._coordinator.close_book()
-            self._keeper.finish()
-            self._recorder.finish(rounds=tuple(self._coordinator.book.rounds))
+            self._coordinator.complete_rounds()
+            self._checkpoints.finish()
+            self._recorder.finish(rounds=tuple(self._coordinator.round_log.rounds))
             self._dismiss(Farewell())
         finally:
             self._over.set()
             self._listener.close()
-            self._keeper.close()
+            self._checkpoints.close()
             self._stop.close()
 
     def _stop_if_asked(self) -> None:
@@ -132,12 +169,12 @@ class ServerProcess:
         self._coordinator.stop(number)
         epochs, samples, _ = self._coordinator.progress
         stop = stopped(number, most, f"after {epochs} epoch(s), {samples} samples")
-        self._keeper.finish()
+        self._checkpoints.finish()
         self._dismiss(Stopped(number, str(stop)))
         raise stop
 
     def _dismiss(self, word: Farewell | Stopped) -> None:
-        """Send all workers away, and wait until they have gone."""
+        """Send all workers their last message, and wait until they have disconnected."""
         for link in self._coordinator.dismiss(word):
             with suppress(OSError):
                 link.send(word)
@@ -152,22 +189,22 @@ class ServerProcess:
             try:
                 connection, _ = self._with_room(self._listener.accept)
                 link = self._with_room(partial(Transport, connection, self._plan.job.timeout))
-            except OSError:  # it was gone before it was here
+            except OSError:  # the other end closed the connection before it was accepted
                 self._over.wait(POLL_SECONDS)
                 continue
-            self._strangers.admit(link)
+            self._unproven.admit(link)
             threading.Thread(target=self._attend, args=(link,), daemon=True).start()
 
     def _with_room(self, opened: Callable[[], T]) -> T:
-        """What a call opens; waits, and says so once, while the system has no room for it."""
+        """Call a function that opens a file; wait, and warn once, while the system has no room."""
         while True:
             try:
                 return opened()
             except OSError as error:
                 if error.errno not in _NO_ROOM or self._over.is_set():
                     raise
-                if not self._told_of_no_room:
-                    self._told_of_no_room = True
+                if not self._warned_of_no_room:
+                    self._warned_of_no_room = True
                     # Not in the records, as their file could not be opened either.
                     print(  # noqa: T201 - no other channel here
                         "batchwright: the parameter server takes no more connections for now: "
@@ -176,14 +213,14 @@ class ServerProcess:
                         file=sys.stderr,
                         flush=True,
                     )
-                self._over.wait(POLL_SECONDS)  # at once there would be the same answer
+                self._over.wait(POLL_SECONDS)  # trying again at once would fail again
 
     def _attend(self, link: Transport) -> None:
-        """One connection, from its first message to its end."""
+        """Serve one connection, from its first message to its end."""
         rank = None
         try:
             link.authenticate(self._key, first=True)
-            self._strangers.remove(link)
+            self._unproven.remove(link)
             rank = self._admit(link, link.receive())
             while rank is not None:
                 self._take(link, rank, link.receive())
@@ -195,14 +232,15 @@ class ServerProcess:
         except Exception as error:  # noqa: BLE001 - such as a full disk: it concerns all
             self._problems.append(error)
         finally:
-            self._strangers.remove(link)
+            self._unproven.remove(link)
             link.close()
 
     def _admit(self, link: Transport, received: Received) -> int | None:
+        """Let a worker in by its first message; returns its rank, ``None`` if it is refused."""
         hello = received.message
         assert isinstance(hello, Hello)  # noqa: S101 - only our own client gets so far
         try:
-            self._keeper.refuse_other_plan("the parameter server's plan", hello.plan)
+            self._checkpoints.refuse_other_plan("the parameter server's plan", hello.plan)
             self._coordinator.join(hello, received.weights, link)
         except BatchwrightError as refusal:
             link.send(Refused(str(refusal)))
@@ -211,6 +249,7 @@ class ServerProcess:
         return hello.rank
 
     def _take(self, link: Transport, rank: int, received: Received) -> None:
+        """Handle a message of a worker, and answer it where an answer is due."""
         message, weights, seconds = received
         coordinator = self._coordinator
         if isinstance(message, Settled):
@@ -226,12 +265,12 @@ class ServerProcess:
             if isinstance(message, Stop):
                 coordinator.ask_to_stop(rank, link, message.signal)
             coordinator.ask(rank, link)
-        else:  # nothing that a worker says here
+        else:  # no message that a worker sends here
             return
         self._answer(link, rank)
 
     def _answer(self, link: Transport, rank: int) -> None:
-        """Wait for what the worker gets; meanwhile it and we give each other signs of life."""
+        """Wait for the worker's answer and send it; meanwhile both sides send signs of life."""
         while (answer := self._coordinator.answer(rank, link, BEAT_SECONDS)) is None:
             while link.has_word():
                 if isinstance(message := link.receive().message, Stop):
@@ -250,7 +289,10 @@ class ServerProcess:
 
 
 def _orders() -> Iterator[dict[str, Any]]:
-    """What the parent says. Read without Python's buffer, which a thread would leave locked."""
+    """Orders of the parent process, from standard input.
+
+    Read without Python's buffer: the thread that waits here to the end would leave it locked.
+    """
     read = b""
     while piece := os.read(0, 65536):
         *lines, read = (read + piece).split(b"\n")

@@ -1,4 +1,4 @@
-"""A run with a parameter server, seen from a worker: it trains alone, and exchanges after a round.
+"""A run with a parameter server, on a worker: it trains rounds alone, and exchanges models after.
 
 Under our own launcher the server's address comes in the environment. Where another has started the
 workers, such as torchrun, worker 0 starts the server and tells the others.
@@ -31,25 +31,23 @@ from batchwright.training.running import Setup
 from batchwright.training.session_checks import other_number
 from batchwright.training.step.clock import clock_for
 from batchwright.training.step.epoch_totals import EpochMeter
-from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
-from batchwright.training.step.normalization import Statistics
-from batchwright.training.step.stepper import Stepper, Wishes
+from batchwright.training.step.micro_batches import EpochBatches, Turns
 
 _LAST_SECONDS = 30.0  # for the server to end, after it has said farewell
 
 
 class RoundWorker:
-    """Takes the steps of one worker's rounds, in which it trains by itself.
+    """Trains the rounds of one worker, in whose steps nobody else takes part.
 
     Args:
-        setup: What is trained.
-        group: This worker alone.
-        turns: Around its steps.
+        setup: What is trained, and how.
+        group: A group of this worker alone.
+        turns: Contexts of its steps and micro-batches.
 
     Attributes:
-        state: Of its steps; the meter is that of the round.
-        clock: Books the time.
-        sharing: Cuts the round into steps.
+        state: How far its steps are; the meter is the round's.
+        clock: Books the time of its steps.
+        sharing: Divides the round into steps.
         reducer: Sums gradients over micro-batches.
         stepper: Takes the steps.
 
@@ -82,32 +80,12 @@ class RoundWorker:
         )
         self.reducer = Reducer(trained, group, per_tensor=setup.per_tensor)
         self.rates = setup.rates()
-        self.stepper = Stepper(
-            setup.plan,
-            group,
-            self.state,
-            self.reducer,
-            setup.updater(trained),
-            self.rates,
-            Statistics(setup.model),
-            self.sharing,
-            self.clock,
-            Wishes,  # nobody else takes part in a step
-            setup.compilation,
-            setup.graphs,
-        )
-        self._passes = MicroBatches(
-            setup.feed,
-            self.stepper,
-            self.sharing,
-            self.state,
-            self.clock,
-            setup.peak_memory(self.state, self.clock, self.reducer),
-            turns=turns,
+        self.stepper, self._micro_batches = setup.step_loop(
+            group, self.state, self.sharing, self.reducer, self.rates, self.clock, turns=turns
         )
 
     def take(self, weights: Weights, ticket: RoundAssignment | None) -> None:
-        """The merged model, and the round that begins from it; ``None``: there is none left."""
+        """Load the merged model, and begin a round from it; ``None``: no round is left."""
         unpack(weights, self._setup.model)
         assert self._setup.plan.server is not None  # noqa: S101 - or there were no rounds
         if self._setup.plan.server.momentum == "reset":
@@ -120,12 +98,12 @@ class RoundWorker:
     def batches(self, after_step: Callable[[Step], None]) -> Iterator[Batch]:
         """The round's micro-batches; ``after_step`` is called after each step."""
         self._setup.settings.enter(self.sharing.stage)
-        for epoch, walk in self.sharing.walks():
+        for epoch, steps in self.sharing.stretches():
             resolution = self.sharing.stage.resolution
-            yield from self._passes.through(walk, epoch, resolution, after_step)
+            yield from self._micro_batches.through(steps, epoch, resolution, after_step)
 
     def evaluate(self, what: Evaluation, epoch: int) -> tuple[dict[str, float], int, int]:
-        """What this worker alone finds for a model at the end of an epoch; see `evaluate`."""
+        """Evaluate a model on this worker alone, at the end of an epoch; see `Setup.evaluated`."""
         return self._setup.evaluated(
             what,
             group=self._setup.group.alone(),
@@ -137,10 +115,10 @@ class RoundWorker:
 
 
 class ServerRun:
-    """Rounds of one worker, and the exchanges between them.
+    """A worker's run with a parameter server: its rounds, and the exchanges between them.
 
     Args:
-        setup: What is trained.
+        setup: What is trained, and how.
 
     Attributes:
         stepper: Takes the steps.
@@ -157,8 +135,8 @@ class ServerRun:
         self._worker = RoundWorker(setup, self._group)
         self._state, self._clock = self._worker.state, self._worker.clock
         self._sharing, self.stepper = self._worker.sharing, self._worker.stepper
-        self._batches: Once | None = None
-        self._answer: Round | None = None  # the server's last
+        self._batches: EpochBatches | None = None
+        self._answer: Round | None = None  # the server's last answer
         self._unsettled: Settled | None = None  # of an exchange before an evaluation
         self.rank, self.world_size = _place(setup)
         if self.world_size != self._plan.workers:
@@ -177,12 +155,12 @@ class ServerRun:
 
     @property
     def local_batch_sizes(self) -> tuple[int, ...]:
-        """Samples per step of each worker, in rank order, in the plan's row of this one's round."""
+        """Samples per step of each worker, in rank order, in the plan's row of this round."""
         return self.stage.local_batch_sizes
 
     @property
     def noise_scale(self) -> float | None:
-        """Of this worker's micro-batches; nobody sees several workers' gradients."""
+        """Gradient noise scale of this worker's micro-batches, in samples; ``None``: unknown."""
         return self._state.noise.noise_scale
 
     @property
@@ -191,7 +169,7 @@ class ServerRun:
         return self._answer is not None and self._answer.evaluate is not None
 
     def keep(self, name: str, thing: Any) -> None:
-        """Each worker's things are its own, and checkpoints are the server's."""
+        """Refuse to keep a thing: checkpoints are the server's, which has no worker's things."""
         del thing
         raise PlanError(
             f"session.keep({name!r}): with a parameter server checkpoints hold the merged model "
@@ -215,7 +193,7 @@ class ServerRun:
         self._take(weights, replace(answer, evaluate=None))
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket
-            self._batches = Once(self._round(), self.stepper, self._clock)
+            self._batches = EpochBatches(self._round(), self.stepper, self._clock)
             yield ticket.epoch
             if self._sharing.ticket is ticket:
                 raise RuntimeError(
@@ -252,15 +230,15 @@ class ServerRun:
             self._client.stop(self._setup.stop.number)
         seconds = time.perf_counter() - started
         self._clock.leave_out(seconds)
-        told = self._unsettled
-        if told is not None:
-            if told.scores is None:
-                told = replace(told, scores=sums, count=count)
-            self._unsettled = replace(told, evaluation=told.evaluation + seconds)
+        settled = self._unsettled
+        if settled is not None:
+            if settled.scores is None:
+                settled = replace(settled, scores=sums, count=count)
+            self._unsettled = replace(settled, evaluation=settled.evaluation + seconds)
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
-        """Take leave; returns when the server has written everything."""
+        """Say goodbye to the server; returns when it has written everything."""
         self._settle()
         self._client.bye()
         self._client.close()  # the server waits for all to go, and is waited for below
@@ -285,7 +263,7 @@ class ServerRun:
         self._client.look()
 
     def _exchange(self) -> None:
-        """Hand in the model of the round, and take the merged one and the next round."""
+        """Push the model of the round; get the merged model and the next round."""
         meter = self._state.meter
         started = time.perf_counter()
         trained = Trained(
@@ -309,7 +287,7 @@ class ServerRun:
         self._answer = answer
 
     def _settle(self) -> None:
-        """Tell the server what the last exchange took, once it is known that no more will come."""
+        """Tell the server how long exchange and evaluation took, once no evaluation follows."""
         if self._unsettled is not None:
             self._client.settle(self._unsettled)
             self._unsettled = None
@@ -317,7 +295,7 @@ class ServerRun:
     # --------------------------------------------------------------------------------------- set-up
 
     def _connect(self) -> ServerClient:
-        """Reach the server, and say who this is."""
+        """Connect to the server, and introduce this worker."""
         if SERVER in os.environ:
             address, key = os.environ[SERVER], os.environ[SERVER_KEY]
         else:
@@ -341,7 +319,12 @@ class ServerRun:
         return client
 
     def _start_server(self) -> tuple[str, str]:
-        """Worker 0 starts the server; all get its address and key, or the reason why not."""
+        """Worker 0 starts the server; returns its address and key, on all workers.
+
+        Raises:
+            PlanError: On worker 0: the server refuses the plan or the run folder.
+            LostWorkerError: On the others, for the same reason.
+        """
         problem = ""
         if self.rank == 0:
             plan = self._plan.model_dump(mode="json")
@@ -350,8 +333,8 @@ class ServerRun:
             self._child.start(resume=self._setup.resume)
             problem = self._child.wait_until_ready()
         child = self._child
-        told = (child.address, child.key, problem) if child is not None else None
-        address, key, problem = self._setup.group.hand_out(told, 0)
+        reached = (child.address, child.key, problem) if child is not None else None
+        address, key, problem = self._setup.group.hand_out(reached, 0)
         if problem:
             raise PlanError(problem) if self.rank == 0 else LostWorkerError(problem)
         return address, key
@@ -362,7 +345,7 @@ class ServerRun:
 
 
 def _place(setup: Setup) -> tuple[int, int]:
-    """Rank and number of workers; under our own launcher these are no process group."""
+    """Rank and number of workers; under our own launcher they are no process group."""
     if SERVER in os.environ:
         return int(os.environ["RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     return setup.group.rank, setup.group.size

@@ -29,7 +29,7 @@ _LONGEST = 64 * 2**20  # bytes of a message without its weights
 
 
 class Received(NamedTuple):
-    """What has come: a message, the model that came along, seconds from first byte to last."""
+    """A message as received, the model with it, and seconds from its first byte to the last."""
 
     message: Message
     weights: Weights | None
@@ -47,7 +47,7 @@ class Transport:
         timeout: Seconds of silence after which the other end counts as lost.
 
     Attributes:
-        heard: When the last message came, by `time.monotonic`.
+        heard: Time of the last message, by `time.monotonic`.
     """
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
@@ -66,10 +66,10 @@ class Transport:
 
         Args:
             key: The shared secret.
-            first: Whether this end asks first; the other one must not.
+            first: Whether this end asks first; the other end must not.
 
         Raises:
-            ConnectionError: It does not know the key, or speaks another language.
+            ConnectionError: The other end does not know the key, or the protocol.
         """
         steps = [deliver_challenge, answer_challenge]
         with _naming(self._timeout):
@@ -82,14 +82,15 @@ class Transport:
     def send(self, message: Message, weights: Weights | None = None) -> None:
         """Send a message; returns when the system has taken all of it."""
         tensors = [weights.floats, weights.integers] if weights is not None else []
-        text = as_text(message, tensors=[_shape(one) for one in tensors])
+        formats = [(str(one.dtype).removeprefix("torch."), one.numel()) for one in tensors]
+        text = as_text(message, tensors=formats)
         with self._sending, _naming(self._timeout):
             self._connection.send_bytes(text)
             for tensor in tensors:
                 self._socket.sendall(_bytes_of(tensor))
 
     def receive(self) -> Received:
-        """The next message; waits for it."""
+        """Wait for the next message, and return it."""
         with _naming(self._timeout):
             message, head = of_text(self._connection.recv_bytes(_LONGEST))
             started = time.perf_counter()
@@ -108,14 +109,14 @@ class Transport:
     def cut(self) -> None:
         """End the connection; whoever receives at either end learns it at once.
 
-        For other threads than the one that receives: a descriptor that is closed under it may be
+        For threads other than the receiving one: a descriptor that is closed under it may be
         another connection's by the time it reads again.
         """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """`cut`, and give back what the system holds for it."""
+        """End the connection, and free its descriptors."""
         self.cut()
         self._socket.close()
         self._connection.close()
@@ -129,7 +130,7 @@ class Transport:
 
 
 def connect(address: str, key: bytes, timeout: float) -> Transport:
-    """A link to the server at ``host:port``; `OSError` if there is none, or the key is wrong."""
+    """Connect to the server at ``host:port``; `OSError` if there is none, or the key is wrong."""
     host, _, port = address.rpartition(":")
     link = Transport(socket.create_connection((host, int(port)), timeout=timeout), timeout)
     try:
@@ -153,10 +154,6 @@ def _naming(timeout: float) -> Iterator[None]:
         raise ConnectionError(error.strerror or str(error) or "the connection ended") from error
 
 
-def _shape(tensor: Tensor) -> tuple[str, int]:
-    return str(tensor.dtype).removeprefix("torch."), tensor.numel()
-
-
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a flat tensor on the CPU."""
+    """The bytes of a flat tensor on the CPU, without a copy."""
     return tensor.view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""Simulated workers and a parameter server: dual-batch and hybrid, in the true order of events.
+"""Simulated workers and a parameter server: `dual-batch` and `hybrid`, in the order of events.
 
 The steps are those of real workers, in the same loop; events in simulated time take the place of
 connections. A worker's round is trained when it begins, from the weights that it pulls then; what
@@ -18,7 +18,7 @@ from typing import Any
 from batchwright.algorithms.simulated_clock import Cluster, Events, step_times
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
-from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
+from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.evaluate.evaluation import Evaluation
 from batchwright.training.parameter_server.merging import Weights, pack, unpack
 from batchwright.training.parameter_server.messages import Trained
@@ -39,24 +39,24 @@ from batchwright.training.step.stepper import Stepper
 from batchwright.workload.task import build_optimizer
 
 SERVER = -1
-"""Stands for the server among the workers; before all of them at the same time."""
+"""The server's number among the workers in events; of events at one time, its come first."""
 
-# By a worker's steps, for its later rounds.
+# Fields of a worker's state that its later rounds need.
 _LEARNT = ("noise", "tensors", "micro_limits", "loss_scale")
 
 
 @dataclass
 class _Round:
-    """A round that is trained, and not in the records yet.
+    """A round that is trained, and not in the records yet. All times are simulated seconds.
 
     Attributes:
-        ticket: What it was.
-        start: When it began, in simulated seconds, as all times.
-        finish: When the worker was done.
-        merged: When its model was merged.
-        steps: Updates asked for.
-        skipped: Those left out because a gradient was not finite.
-        repeated: Steps done again because memory ran out.
+        ticket: The round.
+        start: Time at which it began.
+        finish: Time at which the worker was done.
+        merged: Time at which its model was merged.
+        steps: Steps of the round.
+        skipped: Steps whose update was left out, because a gradient was not finite.
+        repeated: Steps taken again, because memory ran out.
         loss: Mean training loss; ``None`` if it is not finite.
         rate: Learning rate of the last step.
         lead: Rounds ahead of the slowest worker when it began.
@@ -78,14 +78,14 @@ class SimulatedRounds(Turns):
     """A run with a parameter server whose workers are all in this process.
 
     Args:
-        setup: What is trained; its group is this process alone.
+        setup: What is trained, and how; its group is this process alone.
 
     Attributes:
         state: How far the run is.
 
     Raises:
         PlanError: Nothing says how long a step takes.
-        JobError: The job speaks of workers that are not there.
+        JobError: The job names workers that the plan does not have.
         FileError: The run folder holds a run already, or cannot be written.
     """
 
@@ -104,26 +104,18 @@ class SimulatedRounds(Turns):
         ]
         self._optimizers = [one.optimizer for one in setups]
         self._running = self._row = 0  # the worker and the plan's row of the round in progress
-        self._work = 0.0  # seconds of it, at the usual speed
+        self._work = 0.0  # seconds of the round in progress, at the usual speed
         self._scoring: int | None = None  # the epoch whose evaluation is due
-        self._best = False  # whether an evaluation since the last checkpoint was
+        self._best = False  # whether an evaluation since the last checkpoint had the best score
         self.state, self._recorder = RunState(), Recorder(setup.folder, plan)
-        self._keeper = CheckpointManager(
-            setup.folder,
-            plan,
-            setup.model,
-            setup.optimizer,
-            setup.group,
-            self._recorder,
-            setup.feed.description(),
-        )
+        self._checkpoints = setup.checkpoints(self._recorder)
         try:
-            self._keeper.prepare(may_exist=setup.resume)
+            self._checkpoints.prepare(may_exist=setup.resume)
             if setup.resume:
-                self._keeper.restore(self.state)
+                self._checkpoints.restore(self.state)
             note_cluster(self._recorder, count)
         except BaseException:
-            self._keeper.close()
+            self._checkpoints.close()
             raise
         self._randomness = Randomness(plan.job.seed, count, device)
         weights, samples = pack(setup.model), len(setup.feed)
@@ -137,11 +129,11 @@ class SimulatedRounds(Turns):
             self._events.add(0.0, rank, "ask")
         self._now = 0.0
         self._waiting: set[int] = set()
-        self._trained: dict[int, _Round] = {}  # of each worker, the last one
-        self._pending: dict[int, Weights] = {}  # what is on its way to the server
+        self._trained: dict[int, _Round] = {}  # last round of each worker
+        self._pending: dict[int, Weights] = {}  # models on their way to the server
         self._seconds: dict[int, tuple[int, float]] = {}  # row and seconds per sample, by worker
         self._booked = 0  # samples of the rounds that are in the records
-        self._keeper.keep("virtual", self)
+        self._checkpoints.keep("virtual", self)
 
     @property
     def stepper(self) -> Stepper:
@@ -154,7 +146,7 @@ class SimulatedRounds(Turns):
         return self._scoring is not None
 
     def epochs(self) -> Iterator[int]:
-        """The rounds that are left, as their epochs, and epochs to evaluate, without batches."""
+        """The epochs of the rounds that are left, and epochs to evaluate, without batches."""
         self._recorder.training_begins()
         while self._events:
             event = self._events.next()
@@ -168,7 +160,7 @@ class SimulatedRounds(Turns):
                 server.push(event.worker, self._pending.pop(event.worker))
                 self._trained[event.worker].merged = self._now
                 self.state.steps += self._trained[event.worker].steps
-                self._look(merges)
+                self._schedule_scoring(merges)
                 self._waiting.add(event.worker)
                 self._wake()
             else:
@@ -195,13 +187,13 @@ class SimulatedRounds(Turns):
     def finish(self) -> None:
         """Write the last checkpoint and the summary, which says that the seconds are simulated."""
         self._publish()
-        self._keeper.save("last", self.state, 1.0)
+        self._checkpoints.save("last", self.state, 1.0)
         self._recorder.finish(simulated=True, rounds=tuple(self._book.rounds))
-        self._keeper.settle()
+        self._checkpoints.settle()
 
     def close(self) -> None:
         """Finish what is being written."""
-        self._keeper.close()
+        self._checkpoints.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""
@@ -244,7 +236,7 @@ class SimulatedRounds(Turns):
     # ------------------------------------------------------------------------------------- events
 
     def _ask(self, rank: int) -> Iterator[int]:
-        """A worker wants to go on: it pulls and trains, or has to wait."""
+        """Handle a worker that is ready: it pulls the model and trains a round, or has to wait."""
         server = self._server
         if not server.ready(rank):
             self._waiting.add(rank)
@@ -253,7 +245,7 @@ class SimulatedRounds(Turns):
         ticket = None if self._recorder.reached else server.take(rank)
         if ticket is None:
             self._book_round(rank, pull=0.0)
-            self._look(merges)
+            self._schedule_scoring(merges)
             self._wake()
             return
         start = self._now
@@ -264,7 +256,7 @@ class SimulatedRounds(Turns):
         yield from self._train(rank, ticket, start)
 
     def _train(self, rank: int, ticket: RoundAssignment, start: float) -> Iterator[int]:
-        """Train a round; its push is under way as soon as the worker would be done."""
+        """Train a round, and schedule the arrival of its push after the time that it takes."""
         lead, worker = self._server.rounds.lead(rank), self._workers[rank]
         self._running, self._row, self._work = rank, ticket.stage, 0.0
         worker.take(self._server.weights, ticket)
@@ -290,25 +282,25 @@ class SimulatedRounds(Turns):
 
     @contextmanager
     def attempt(self, step: Step) -> Iterator[None]:
-        """A step of the worker whose round is in progress takes its time."""
+        """Add the simulated time of a step to the round in progress."""
         yield
         overhead = self._cluster.workers[self._running].overhead
         self._work += self._times[self._row].work(step.samples, overhead)
 
     def _wake(self) -> None:
-        """All that wait ask again."""
+        """Let all workers that wait ask again."""
         for worker in sorted(self._waiting):
             self._events.add(self._now, worker, "ask")
         self._waiting.clear()
 
-    def _look(self, merges: int) -> None:
-        """Where the model has changed and an epoch's worth is in it, score it before all else."""
+    def _schedule_scoring(self, merges: int) -> None:
+        """Schedule an evaluation if the model has changed since ``merges`` and an epoch is done."""
         if self._server.merges > merges and self._server.rounds.epochs_done > self.state.epoch:
             self._events.add(self._now, SERVER, "score")
 
     def _score(self) -> Iterator[int]:
-        """An epoch is done: have the merged model scored, share anew, keep a checkpoint."""
-        rounds, state, keeper = self._server.rounds, self.state, self._keeper
+        """End an epoch: have the merged model scored, make shares anew, write checkpoints."""
+        rounds, state, keeper = self._server.rounds, self.state, self._checkpoints
         done, self._best = rounds.epochs_done, False
         self._publish()
         for epoch in filter(self._plan.evaluates_after, range(state.epoch, done)):
@@ -324,20 +316,20 @@ class SimulatedRounds(Turns):
             self._book.saved(keeper.save("last", state, 1.0))
 
     def _stop_if_asked(self) -> None:
-        """Leave, with a checkpoint, if a signal or the deadline in simulated time asks for it."""
+        """Write a checkpoint and stop, if a signal or the simulated deadline asks for it."""
         deadline, number = self._plan.job.goal.deadline, self._setup.stop.number
         if not number and (deadline is None or self._now <= deadline):
             return
         self._publish()
-        self._keeper.save("last", self.state, 1.0)
-        self._keeper.settle()
+        self._checkpoints.save("last", self.state, 1.0)
+        self._checkpoints.settle()
         where = f"at epoch {self.state.epoch + 1}, {self._now:.6g} simulated seconds"
         raise stopped(number, deadline, where)
 
     # ------------------------------------------------------------------------------------- records
 
     def _book_round(self, worker: int, *, pull: float) -> None:
-        """The worker's last round is over, its waiting and pulling included."""
+        """Record the worker's last round, once its waiting and its ``pull`` seconds are known."""
         if worker not in self._trained:
             return
         one = self._trained.pop(worker)
@@ -356,17 +348,17 @@ class SimulatedRounds(Turns):
         self._book.add(record, rate=one.rate, committed=self._booked)
 
     def _follow(self) -> None:
-        """Make shares again by the simulated times, so that all end their rounds together."""
+        """Make shares anew by the simulated times, so that all end their rounds together."""
         plan, rounds = self._plan, self._server.rounds
         latest = max(row for row, _ in self._seconds.values())
         seconds = {worker: one for worker, (row, one) in self._seconds.items() if row == latest}
         if plan.job.dual.shares == "planned" or len(seconds) < plan.workers:
             return
-        made = rounds.follow(seconds)
-        if made is not None:
-            listed = ", ".join(map(str, made))
+        shares = rounds.follow(seconds)
+        if shares is not None:
+            listed = ", ".join(map(str, shares))
             self._recorder.note(f"samples per round, by measured speed: {listed}")
 
     def _publish(self) -> None:
-        """The network is the server's model, as evaluation and checkpoints want it."""
+        """Load the server's model into the network, for an evaluation or a checkpoint."""
         unpack(self._server.weights, self._model)

@@ -1,4 +1,4 @@
-"""Simulated workers that sum their gradients at each step: plain, dynamic-batch, cyclic.
+"""Simulated workers that sum their gradients at each step: `plain`, `dynamic-batch`, `cyclic`.
 
 The run is that of real training with another clock and reducer: each worker's gradient is computed
 in its turn, with its own buffers and random numbers, and they are summed in rank order.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from batchwright.algorithms.simulated_clock import Cluster, step_times
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Ahead, Reducer, Tally, WorkerNote, summed
+from batchwright.distributed.reducer import QueuedWork, Reducer, Tally, WorkerNote, summed
 from batchwright.records import WorkerTime
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.sampler import Step
@@ -33,14 +33,14 @@ from batchwright.training.step.micro_batches import Turns
 
 
 class SimulatedAllReduce(AllReduceRun, Turns):
-    """A run without a server whose workers are all in this process.
+    """An `AllReduceRun` whose workers are all in this process, in simulated time.
 
     Args:
-        setup: What is trained; its group is this process alone.
+        setup: What is trained, and how; its group is this process alone.
 
     Raises:
         PlanError: Nothing says how long a step takes.
-        JobError: The job speaks of workers that are not there.
+        JobError: The job names workers that the plan does not have.
         FileError: The run folder holds a run already, or cannot be written.
     """
 
@@ -67,7 +67,7 @@ class SimulatedAllReduce(AllReduceRun, Turns):
     def finish(self) -> None:
         """Write the summary, which says that the seconds are simulated."""
         self._recorder.finish(simulated=True)
-        self._keeper.settle()
+        self._checkpoints.settle()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""
@@ -85,7 +85,7 @@ class SimulatedAllReduce(AllReduceRun, Turns):
 
     @contextmanager
     def attempt(self, step: Step) -> Iterator[None]:
-        """A step of all workers takes as long as the slowest of them, and the exchange."""
+        """Advance the simulated clock by a step: slowest worker's computing and exchange."""
         times, now = self._times[self._plan.stage_of(self.state.epoch)], self._clock.now
         self._clock.begin(
             [
@@ -100,7 +100,7 @@ class SimulatedAllReduce(AllReduceRun, Turns):
 
     @contextmanager
     def turn(self, rank: int, *, last: bool) -> Iterator[None]:
-        """A worker's own buffers and random numbers are in place."""
+        """Inside, the network has the worker's own buffers, and its random numbers are drawn."""
         with self._buffers.of(rank), self._randomness.of(rank):
             yield
         if last:
@@ -129,14 +129,14 @@ class SimulatedAllReduce(AllReduceRun, Turns):
 class Gatherer(Reducer):
     """Sums the gradients of workers that take turns in one process; stands in for a `Reducer`.
 
-    A worker's micro-batches are added up as it would add them, and then the workers in rank order,
-    norms likewise, so that all comes out to the bits of a real exchange between two.
+    Each worker's micro-batches are added up as a real one adds them, then the workers in rank
+    order, and so are norms: the same bits as of a real exchange between two workers.
 
     Args:
-        parameters: As for `Reducer`.
-        group: Of this process alone.
-        workers: How many it is.
-        how: More of `Reducer`'s.
+        parameters: All parameters, in the model's order.
+        group: The group of this process alone.
+        workers: Number of simulated workers.
+        how: More arguments of `Reducer`.
     """
 
     def __init__(
@@ -155,23 +155,23 @@ class Gatherer(Reducer):
         return all(total is None for total in self._totals) and super().empty
 
     def begin(self, seconds: Sequence[float]) -> None:
-        """A step begins, for which the workers compute so long."""
+        """Begin a step, for which each worker computes so many ``seconds``, in rank order."""
         self._seconds = seconds
-        self._drop()
+        self._reset()
         self._totals, self._total_norms, self._total_parts = [], None, 0
 
     def collect(self) -> None:
-        """A worker's gradients are all taken: add them to those of the workers before."""
+        """Add a worker's gradients, which are all taken, to those of the workers before."""
         if self._norms is not None:
             norms, own = self._total_norms, self._norms.float()  # as a message holds them
             self._total_norms = own if norms is None else norms + own
         self._total_parts += self._parts
         if self._sums:
             self._totals = summed(self._totals, self._sums)
-        self._drop()
+        self._reset()
 
-    def finish(self, tally: Tally, share: float, ahead: Ahead | None = None) -> Tally:
-        """Every parameter has the sum of all workers' gradients, the last one's included."""
+    def finish(self, tally: Tally, share: float, queued: QueuedWork | None = None) -> Tally:
+        """Put the sums of all workers' gradients into ``.grad``; see `Reducer.finish`."""
         notes = tuple(
             WorkerNote(seconds, tally.note.ahead, tally.note.micro_batch)
             for seconds in self._seconds
@@ -185,18 +185,18 @@ class Gatherer(Reducer):
         parts = self._total_parts
         norms = self._total_norms if parts > 1 or self._workers > 1 else None
         tally = replace(tally, parts=parts, notes=notes)
-        return self._on_the_host(tally, norms, self._own_sqr_norms(), ahead)
+        return self._read_norms(tally, norms, self._own_sqr_norms(), queued)
 
 
 class SimulatedClock(StepClock):
     """Books simulated seconds where a `StepClock` books those of this process.
 
     Args:
-        workers: How many.
+        workers: Number of workers.
 
     Attributes:
         now: Simulated seconds of training, the step in progress included.
-        computing: Seconds of each worker's part of the step in progress.
+        computing: Seconds that each worker computes in the step in progress.
     """
 
     def __init__(self, workers: int) -> None:
@@ -209,19 +209,19 @@ class SimulatedClock(StepClock):
         self.new_epoch()
 
     def new_epoch(self) -> None:
-        """The workers' sums begin anew."""
+        """Set the workers' sums of the epoch to 0."""
         parts = ("compute", "wait", "communication", "samples")
         self._sums = {part: [0.0] * len(self.computing) for part in parts}
 
     def begin(self, computing: Sequence[float], exchange: float) -> None:
-        """A step of so many seconds, by worker, and of exchanging after the slowest."""
+        """Begin a step: seconds of ``computing`` of each worker, and of ``exchange`` after them."""
         self.computing, self._exchange = list(computing), exchange
         self.now += max(computing) + exchange  # the step's end, by which workers ask to stop
         waits = max(computing) - computing[0]
         self._laps = {"compute": computing[0], "communication": waits + exchange}
 
     def end(self, samples: Sequence[int], *, counted: bool) -> None:
-        """The step is over; ``counted`` unless it will be done again."""
+        """End the step; its ``samples`` by worker are ``counted`` unless it will be repeated."""
         slowest = max(self.computing)
         for rank, seconds in enumerate(self.computing):
             self._sums["compute"][rank] += seconds
@@ -230,7 +230,7 @@ class SimulatedClock(StepClock):
             self._sums["samples"][rank] += samples[rank] * counted
 
     def worker_times(self, places: Sequence[str], sizes: Sequence[int]) -> list[WorkerTime]:
-        """Where each worker's time went since the epoch began."""
+        """Times of each worker since the epoch began."""
         sums = self._sums
         return [
             WorkerTime(
@@ -246,14 +246,14 @@ class SimulatedClock(StepClock):
         ]
 
     def lap(self, meter: EpochMeter, part: Literal["input", "compute", "communication"]) -> float:
-        """Book what the step's part takes rank 0, once; returns it, in seconds."""
+        """Book the seconds that a part of the step takes worker 0, once; returns them."""
         seconds = self._laps.pop(part, 0.0)
         setattr(meter, part, getattr(meter, part) + seconds)
         meter.training += seconds
         return seconds
 
     def computed(self) -> float:
-        """Seconds that rank 0 computes in this step."""
+        """Seconds that worker 0 computes in the step in progress."""
         return self.computing[0]
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""All workers of a plan in one process, in simulated time: what is computed is real.
+"""Training of all workers of a plan in one process, in simulated time: results are real.
 
 Every gradient, merge and accuracy is that of as many real workers; only the clock is simulated
 (`algorithms.simulated_clock`), so the order in which workers reach a parameter server is that of
@@ -40,8 +40,8 @@ def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False
     """Train as ``plan`` says, all of its workers in this process; records go to the run folder.
 
     Args:
-        plan: What to do; its job says how fast the virtual workers are.
-        run_folder: Where metrics, checkpoints and the summary go; ``None`` keeps none.
+        plan: The plan to follow; its job says how fast the simulated workers are.
+        run_folder: Folder for metrics, checkpoints and the summary; ``None`` keeps none.
         resume: Continue from the run folder's last checkpoint.
 
     Raises:
@@ -63,7 +63,7 @@ def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False
 def train_task(
     plan: Plan, task: Task, device: torch.device, run_folder: Path | None, *, resume: bool = False
 ) -> None:
-    """`train_virtually` with a task that is open already."""
+    """As `train_virtually`, with a task that is open already."""
     if plan.job.activation_checkpointing == "on":
         recompute(task.network)
     with ExitStack() as stack:

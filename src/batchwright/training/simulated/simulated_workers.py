@@ -1,4 +1,4 @@
-"""What each virtual worker has of its own: buffers and random numbers."""
+"""What each simulated worker has of its own: buffers and random numbers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from batchwright.training.recorder import Recorder
 
 
 def note_cluster(recorder: Recorder, workers: int) -> None:
-    """Say in the records that the seconds are simulated."""
+    """Note in the records that the seconds are simulated."""
     recorder.note(
         f"a virtual cluster of {workers} workers in one process: all training seconds are simulated"
     )
 
 
 class SimulatedGroup(Group):
-    """What is asked of a group where all its workers are in this process: who they are.
+    """A group whose workers are all in this process; nothing is exchanged through it.
 
     Args:
-        device: Where all of them compute.
-        workers: How many.
-        rank: Of these, for `alone`.
+        device: Device on which all workers compute.
+        workers: Number of workers.
+        rank: The worker that `alone` returns.
     """
 
     def __init__(self, device: torch.device, workers: int, rank: int = 0) -> None:
@@ -45,11 +45,11 @@ class SimulatedGroup(Group):
 
     @property
     def here(self) -> Sequence[int]:
-        """All of them."""
+        """Ranks of all workers."""
         return range(self.size)
 
     def gather(self, value: Any) -> list[Any]:
-        """What is so in the process is so for each of them."""
+        """The process's value, once for each worker."""
         return [value] * self.size
 
 
@@ -57,9 +57,9 @@ class Randomness:
     """The random numbers of each worker, seeded as a worker process seeds its own.
 
     Args:
-        seed: The job's.
-        workers: How many.
-        device: Where they compute.
+        seed: The job's seed.
+        workers: Number of workers.
+        device: Device on which they compute.
     """
 
     def __init__(self, seed: int, workers: int, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class Randomness:
 
     @contextmanager
     def of(self, rank: int) -> Iterator[None]:
-        """Inside, a worker's numbers are drawn."""
+        """Inside, random numbers are drawn from a worker's own generators."""
         _put(self._states[rank], self._device)
         try:
             yield
@@ -95,7 +95,7 @@ class Randomness:
 
 
 class _States(NamedTuple):
-    """Of all generators, as they give and take them: converting costs more than a small step."""
+    """States of all generators, in their own formats: to convert them costs a small step's time."""
 
     torch: Tensor
     device: Tensor | None
@@ -121,11 +121,11 @@ def _put(states: _States, device: torch.device) -> None:
 
 
 class Buffers:
-    """The buffers of each worker, such as statistics of batch normalization; swapped, not copied.
+    """Each worker's buffers, such as statistics of batch normalization; swapped, not copied.
 
     Args:
-        network: Shared by all workers.
-        workers: How many; all begin with the network's.
+        network: The network that all workers share.
+        workers: Number of workers; all begin with the network's buffers.
     """
 
     def __init__(self, network: nn.Module, workers: int) -> None:
@@ -149,7 +149,7 @@ class Buffers:
             self._own[rank] = self._get()  # a module may have put others in their place
 
     def merge(self, shares: Sequence[int]) -> None:
-        """Give the network rank 0's, with batch normalization's statistics over all workers.
+        """Give the network worker 0's buffers, with all workers' batch normalization statistics.
 
         For evaluation and checkpoints; the formula is that of `evaluation.merged_batch_norm`.
 
@@ -175,7 +175,7 @@ class Buffers:
         self._set(merged)
 
     def state_dict(self) -> list[list[Tensor]]:
-        """By rank, in the order of the network's modules."""
+        """The buffers by rank, in the order of the network's modules."""
         return self._own
 
     def load_state_dict(self, state: Sequence[Sequence[Tensor]]) -> None:

@@ -16,7 +16,7 @@ class StepClock:
     """A stopwatch whose laps are booked in the meter of the epoch in progress.
 
     Computing is what a worker does by itself: waiting for input, forward and backward pass until
-    its gradients are ready, the update after. It is what shares are judged by.
+    its gradients are ready, the update after the exchange. Shares of the samples follow from it.
     """
 
     def __init__(self) -> None:
@@ -24,15 +24,23 @@ class StepClock:
         self._busy = 0.0
 
     def restart(self) -> None:
-        """Nothing is booked of the time since the last lap."""
+        """Begin a lap, without booking the time since the last one."""
         self._mark = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """So many of the seconds since the last lap are booked elsewhere."""
+        """Leave out so many seconds of the lap in progress, which are booked elsewhere."""
         self._mark += seconds
 
     def lap(self, meter: EpochMeter, part: Literal["input", "compute", "communication"]) -> float:
-        """Book the time since the last lap; returns it, in seconds."""
+        """End a lap, and book it as a part of the step.
+
+        Args:
+            meter: Takes the seconds.
+            part: The field of the meter that they are added to, besides ``training``.
+
+        Returns:
+            The seconds booked under ``part``.
+        """
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
         setattr(meter, part, getattr(meter, part) + seconds)
@@ -42,31 +50,32 @@ class StepClock:
         return seconds
 
     def passing(self, work: Callable[..., None]) -> Callable[..., None]:
-        """Gives a device ``work`` for which the host is not going to wait in this lap."""
+        """Wrap ``work`` that queues on a device what the host will not wait for in this lap."""
         return work
 
     def computed(self) -> float:
-        """Seconds of computing since this was last asked."""
+        """Seconds of computing since the last call."""
         seconds, self._busy = self._busy, 0.0
         return seconds
 
 
 class Moment(Protocol):
-    """A mark in what a device has to do, as `torch.cuda.Event` is one."""
+    """A mark in a device's queue, as `torch.cuda.Event` is one."""
 
     def record(self) -> None:
-        """Behind all that is queued."""
+        """Put the mark behind all that is queued."""
 
     def elapsed_time(self, end: Any, /) -> float:
-        """Milliseconds until a later one; of two that the device has passed."""
+        """Milliseconds from this mark to a later one, both of which the device has passed."""
 
 
 class DeviceClock(StepClock):
-    """The same beside a device that works off what the host has queued.
+    """A `StepClock` beside a device that works off what the host has queued.
 
-    The host is through with a backward pass long before the device, and next waits for it where the
-    exchange is read: there it looks wholly like exchange. The device tells how long it computed.
-    What is told is known after the exchange, so `computed` is that of the step before.
+    The host is through with a backward pass long before the device is, and next waits for it where
+    the exchange is read: by the host's clock computing would look like exchange. So the device's
+    own marks say how long it computed. They are known after the exchange, so `computed` is about
+    the step before.
 
     Args:
         moment: Makes marks.
@@ -84,7 +93,7 @@ class DeviceClock(StepClock):
         self._begin()
 
     def lap(self, meter: EpochMeter, part: Literal["input", "compute", "communication"]) -> float:
-        """As `StepClock.lap`; exchange is what is left of it once the device has computed."""
+        """As `StepClock.lap`; where the device computed within an exchange, it is compute."""
         handed = self._mark
         if part == "compute":
             self._ready.record()
@@ -100,19 +109,19 @@ class DeviceClock(StepClock):
         return seconds - late
 
     def passing(self, work: Callable[..., None]) -> Callable[..., None]:
-        """As `StepClock.passing`; its time on the device is that of the next lap."""
+        """As `StepClock.passing`; the work's time on the device counts in the next lap."""
 
-        def marked(*given: Any) -> None:
+        def marked(*arguments: Any) -> None:
             self._read.record()
             self._goes_on = True
-            work(*given)
+            work(*arguments)
 
         return marked
 
     def _begin(self) -> None:
-        """Where the host has waited for the device: their clocks are compared from here on.
+        """Compare host's and device's clocks anew, where the host has just waited for the device.
 
-        The device has nothing to do, or goes on behind what the host has waited for.
+        The device is idle, or goes on with work behind the mark that the host has waited for.
         """
         if self._goes_on:
             self._began, self._read, self._goes_on = self._read, self._began, False
@@ -122,17 +131,23 @@ class DeviceClock(StepClock):
 
 
 def clock_for(device: torch.device) -> StepClock:
-    """Books the time of steps on a device."""
+    """The clock for steps on a device."""
     if device.type == "cuda":
         return DeviceClock(partial(torch.cuda.Event, enable_timing=True))
     return StepClock()
 
 
 def book_waiting(meter: EpochMeter, exchange: float, computed: Sequence[float], rank: int) -> None:
-    """Tell waiting for slower workers from the exchange itself, in a lap that held both.
+    """Split a lap of exchange into waiting for slower workers and the exchange itself.
 
-    All begin to compute when the exchange before is over, so this worker has waited as much longer
-    as the slowest one computed.
+    All workers begin to compute when the exchange before is over, so this one has waited for as
+    long as the slowest computed more than itself.
+
+    Args:
+        meter: Its ``communication`` is moved to ``wait`` by as much.
+        exchange: Seconds of the lap.
+        computed: Seconds that each worker computed, in rank order.
+        rank: This worker.
     """
     waited = min(exchange, max(computed) - computed[rank])
     meter.communication -= waited

@@ -1,4 +1,4 @@
-"""Batches of which the next may be made before it is asked for."""
+"""A stream of batches whose next one may be made before it is asked for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from batchwright.workload.host import is_out_of_memory
 
 
 class Early(Iterator[Batch]):
-    """Batches of which the next may be made before it is asked for.
+    """Batches of which the next one may be made before it is asked for.
 
     Args:
-        parts: Indices of the samples of each.
-        make: Makes one.
+        parts: Sample indices of each batch, int64 (samples,).
+        make: Makes a batch from such indices.
     """
 
     def __init__(self, parts: Iterator[Tensor], make: Callable[[Tensor], Batch]) -> None:
         self._parts, self._make = parts, make
-        self._next: Tensor | None = None  # asked for early
-        self._made: list[Batch] = []
+        self._next: Tensor | None = None  # indices of the next batch, if `ask` has fetched them
+        self._made: list[Batch] = []  # the next batch, if it is made already
 
     def __next__(self) -> Batch:
         part, self._next = self._next, None
@@ -31,16 +31,16 @@ class Early(Iterator[Batch]):
 
     @property
     def asked(self) -> bool:
-        """Whether there is one to be made early."""
+        """Whether the next batch's indices are known and the batch is still to be made."""
         return self._next is not None and not self._made
 
     def ask(self) -> None:
-        """Ask for the samples of the next, if there is one; `make` may follow."""
+        """Fetch the indices of the next batch, if there is one; `make` may follow."""
         if self._next is None:
             self._next = next(self._parts, None)
 
     def make(self) -> None:
-        """Make what was asked for, if there is memory for it beside the step in progress."""
+        """Make the batch that `ask` fetched, if memory suffices beside the step in progress."""
         if self._next is None or self._made:
             return
         try:
@@ -50,9 +50,9 @@ class Early(Iterator[Batch]):
                 raise
 
     def drop(self) -> None:
-        """Make what was made once more when its turn has come: its memory is wanted."""
+        """Let go of the batch that was made, whose memory is needed; it is made again in turn."""
         self._made.clear()
 
 
 NO_BATCHES = Early(iter(()), lambda part: part)
-"""Of which none can be made early."""
+"""An empty stream, where batches cannot be made early."""

@@ -1,4 +1,4 @@
-"""What an epoch adds up to, step by step, until it becomes an `EpochRecord`."""
+"""Sums over the steps of an epoch, until they become an `EpochRecord`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,38 @@ from batchwright.records import EpochRecord, FactorRange, LocalBatches, Stage, W
 from batchwright.records.run import told_loss
 
 OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication", "loading", "peak")
-"""Of one worker; the others are for all."""
+"""Fields of `EpochMeter` that are of one worker; the others are of all workers."""
 
 
 @dataclass
 class EpochMeter:
-    """Sums over the steps of one epoch on one worker; seconds, samples, counts.
+    """Sums over the steps of one epoch on one worker.
 
-    ``training`` is wall time inside the steps, checkpoints aside; ``input``, ``compute``, ``wait``
-    and ``communication`` are its parts on this worker; ``loading`` is processor time of its loader
-    processes, which goes by beside them. ``peak`` is the most bytes that its tensors took, 0 if
-    unknown. ``shares`` are the local batches over the
-    epoch, as (first step, sizes by rank); ``factors`` and ``gains`` are what adaptive scaling
-    multiplied gradients and rate by, as `met` keeps them.
+    Attributes:
+        epoch: Zero-based.
+        steps: Steps taken, those included whose update was skipped.
+        skipped: Steps without an update, because a gradient was not finite.
+        repeated: Steps taken again, because memory ran out or compiling failed.
+        samples: Training samples of all workers.
+        local_samples: Training samples of this worker.
+        weight: Weight of the samples of all workers; their number unless the loop weighs them.
+        loss: Sum of weight times mean loss, all workers.
+        rate: Learning rate of the last step.
+        input: Seconds that this worker waited for input.
+        compute: Seconds that it computed: forward and backward passes, updates.
+        wait: Seconds that it waited for slower workers.
+        communication: Seconds of exchanging gradients, without ``wait``.
+        loading: Processor seconds of its loader processes, beside all others.
+        peak: Most bytes that its tensors took; 0 if unknown.
+        training: Wall seconds inside the steps: input, compute, wait and communication together.
+        evaluation: Wall seconds of evaluations.
+        checkpoint: Wall seconds that checkpoints held training up.
+        whole: Whether the meter has seen the epoch from its start, in one run.
+        scores: Sums of the last evaluation over the held-out samples, by name.
+        score_count: Number of held-out samples.
+        shares: Local batches over the epoch, as (first step, sizes by rank).
+        factors: Range of the factors on gradients, as `extend_range` keeps it.
+        gains: Range of the measured factors on the rate, as `extend_range` keeps it.
     """
 
     epoch: int = 0
@@ -68,7 +87,7 @@ class EpochMeter:
         return {**asdict(self), "whole": False}
 
     def for_a_newcomer(self) -> EpochMeter:
-        """What a worker that was not there before goes on with: the epoch, nothing of its own."""
+        """The meter of a worker that joins within the epoch: sums of all, none of its own."""
         return EpochMeter(**(self.values() | dict.fromkeys(OWN_PARTS, 0)))
 
     def worker_time(self, place: str, local_batch_size: int) -> WorkerTime:
@@ -86,8 +105,8 @@ class EpochMeter:
         )
 
     def shares_from(self, step: int, sizes: tuple[int, ...]) -> None:
-        """From ``step`` on there are other local batches."""
-        before = [one for one in self.shares if one[0] < step]
+        """Note the local batches from ``step`` on: sizes by rank, in samples."""
+        before = [share for share in self.shares if share[0] < step]
         if not before or before[-1][1] != sizes:
             before.append((step, sizes))
         self.shares = before
@@ -96,8 +115,6 @@ class EpochMeter:
         self, stage: Stage, workers: list[WorkerTime], noise_scale: float | None
     ) -> EpochRecord:
         """The finished epoch, from rank 0's view."""
-        correct = self.scores.get("top1")
-        loss = self.scores.get("loss")
         return EpochRecord(
             epoch=self.epoch,
             resolution=stage.resolution,
@@ -108,11 +125,8 @@ class EpochMeter:
             samples=self.samples,
             learning_rate=self.rate,
             train_loss=self.mean_loss,
-            val_loss=told_loss(loss / self.score_count) if loss is not None else None,
-            val_correct=round(correct) if correct is not None else None,
-            val_count=self.score_count or None,
             noise_scale=noise_scale,
-            **tracked_fields(self.scores, self.score_count),
+            **held_out_fields(self.scores, self.score_count),
             gradient_factors=_range(self.factors),
             rate_gain=_range(self.gains),
             training_seconds=self.training,
@@ -126,25 +140,37 @@ class EpochMeter:
         )
 
 
-def tracked_fields(sums: Mapping[str, float], count: int) -> dict[str, float]:
-    """The fields of a record that ``track`` fills in, out of the sums of an evaluation."""
-    names = {"track/gradient_norm": "gradient_norm", "track/hessian": "hessian_eigenvalue"}
-    return {field: sums[name] / count for name, field in names.items() if name in sums}
-
-
-def met(before: Sequence[float], values: Sequence[float]) -> tuple[float, ...]:
-    """(Steps, sum of their means, smallest, largest) of some numbers, with those of one more step.
+def held_out_fields(sums: Mapping[str, float], count: int) -> dict[str, Any]:
+    """Fields of an epoch's record about an evaluation.
 
     Args:
-        before: The same of the steps before; empty for none.
-        values: Of the step; at least one.
+        sums: Sums of its values over the held-out samples, by name: ``top1``, ``loss``, and those
+            that the job's ``track`` asks for.
+        count: Number of held-out samples.
+    """
+    loss, correct = sums.get("loss"), sums.get("top1")
+    tracked = {"track/gradient_norm": "gradient_norm", "track/hessian": "hessian_eigenvalue"}
+    return {
+        "val_loss": told_loss(loss / count) if loss is not None else None,
+        "val_correct": round(correct) if correct is not None else None,
+        "val_count": count or None,
+        **{field: sums[name] / count for name, field in tracked.items() if name in sums},
+    }
+
+
+def extend_range(before: Sequence[float], values: Sequence[float]) -> tuple[float, ...]:
+    """Range of numbers over steps, extended by one step: (steps, sum of means, least, most).
+
+    Args:
+        before: Range of the steps before; empty for none.
+        values: Numbers of the step; at least one.
     """
     steps, total, least, most = before or (0, 0.0, math.inf, -math.inf)
     return (steps + 1, total + fmean(values), min(least, *values), max(most, *values))
 
 
-def _range(met: Sequence[float]) -> FactorRange | None:
-    if not met:
+def _range(extended: Sequence[float]) -> FactorRange | None:
+    if not extended:
         return None
-    steps, total, least, most = met
+    steps, total, least, most = extended
     return FactorRange(mean=total / steps, least=least, most=most)

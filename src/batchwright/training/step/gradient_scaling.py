@@ -52,9 +52,9 @@ class TensorNoise:
     """Running means of `estimate` for each tensor, averaged first and divided last.
 
     Attributes:
-        trace: Of tr(Sigma), gradient units squared: float64 (parameters,), on the CPU.
-        sqr_norm: Of |G|^2, likewise.
-        updates: Steps that entered.
+        trace: Means of tr(Sigma), gradient units squared: float64 (parameters,), on the CPU.
+        sqr_norm: Means of |G|^2, gradient units squared: float64 (parameters,), on the CPU.
+        updates: Number of steps that the means are over.
     """
 
     trace: Tensor
@@ -63,7 +63,7 @@ class TensorNoise:
 
     @classmethod
     def of(cls, parameters: int) -> TensorNoise:
-        """The state of so many tensors of which nothing is known."""
+        """The state of so many tensors before the first step."""
         return cls(*torch.zeros(2, parameters, dtype=torch.float64))
 
     def update(
@@ -102,7 +102,7 @@ class TensorNoise:
 
 
 def factors(state: TensorNoise, rule: AgsRule, batch: int, room: float = math.inf) -> Tensor:
-    r"""What each tensor's gradient is to be multiplied by.
+    r"""Factors on the tensors' gradients.
 
     .. math:: s_p = \operatorname{clip}(r_p^2 \text{ or } r_p, least, most)
 
@@ -110,11 +110,11 @@ def factors(state: TensorNoise, rule: AgsRule, batch: int, room: float = math.in
     counts as 0; where nothing is known, or a tensor has no gradient, the factor is 1.
 
     Args:
-        state: From steps before.
+        state: Means over the steps before.
         rule: ``most`` unset: the batch over the base batch, for ``norm`` its root, which is what
             noise without signal gives, or less if there is less ``room``.
         batch: Samples of the step, :math:`B`.
-        room: What is left to linear scaling, as `algorithms.learning_rate.room_to_linear` has it.
+        room: Largest factor within linear scaling; see `algorithms.learning_rate.room_to_linear`.
 
     Returns:
         Factors: float64 (parameters,), within the bounds, of which ``least`` wins if they cross.
@@ -135,25 +135,25 @@ def multiply(gradients: Sequence[Tensor | None], by: Sequence[float]) -> None:
     """Multiply each gradient by its number, in place; 1 leaves it untouched.
 
     Args:
-        gradients: One for each tensor; ``None`` where it has none.
-        by: As many numbers.
+        gradients: Gradient of each tensor; ``None`` where it has none.
+        by: Factor of each tensor.
     """
-    meant = [(g, s) for g, s in zip(gradients, by, strict=True) if g is not None and s != 1]
-    if meant:
-        torch._foreach_mul_([g for g, _ in meant], [s for _, s in meant])
+    scaled = [(g, s) for g, s in zip(gradients, by, strict=True) if g is not None and s != 1]
+    if scaled:
+        torch._foreach_mul_([g for g, _ in scaled], [s for _, s in scaled])
 
 
 class Adaptation(NamedTuple):
-    """How a step differs from the plan's, by what earlier steps have shown."""
+    """Factors on a step's rate and gradients, measured in the steps before."""
 
     gain: float = 1.0
     """Factor on the learning rate."""
     factors: Tensor | None = None
-    """On the gradients of the trained tensors: float64 (parameters,); ``None``: none."""
+    """Factors on the gradients of the trained tensors: float64 (parameters,); ``None``: none."""
 
 
-class Known(Protocol):
-    """What has been learnt from gradient norms so far."""
+class NoiseSeen(Protocol):
+    """Where gradient noise is kept: of the whole network, and of each tensor."""
 
     noise: NoiseState
     tensors: TensorNoise | None
@@ -163,12 +163,12 @@ class Adaptive:
     """Learns from the norms of each step's parts, and adapts later steps as the plan says.
 
     Args:
-        plan: Its rules.
-        known: Where what is learnt is kept.
+        plan: Its rules for rate and gradients are followed.
+        known: Keeps the noise measured so far.
         own_rates: Whether the optimizer's rates are left alone.
     """
 
-    def __init__(self, plan: Plan, known: Known, *, own_rates: bool = False) -> None:
+    def __init__(self, plan: Plan, known: NoiseSeen, *, own_rates: bool = False) -> None:
         self._known, self._rule, self._rate = known, plan.ags, plan.learning_rate
         self._gaining = self._rate.scaling == "gain" and not own_rates
 
@@ -178,7 +178,7 @@ class Adaptive:
         return self._gaining
 
     def of_step(self, batch: int) -> Adaptation:
-        """For a step of ``batch`` samples, by the steps that were learnt from before."""
+        """Factors for a step of ``batch`` samples."""
         gain, scales = 1.0, None
         if self._gaining:
             gain = self._known.noise.gain(base_batch=self._rate.base_batch, batch=batch)
@@ -188,10 +188,10 @@ class Adaptive:
         return Adaptation(gain, scales)
 
     def learn(self, tally: Tally, sqr_norms: Tensor, *, batch: int) -> None:
-        """Take in a step, where there are several parts and their losses are means over samples.
+        """Measure noise in a step that has several parts whose losses are means over samples.
 
         Args:
-            tally: Of the step, with the norms of its parts.
+            tally: Figures of the step, with the norms of its parts.
             sqr_norms: Squared norms of the summed gradient of each trained tensor: (parameters,).
             batch: Samples of the step.
         """

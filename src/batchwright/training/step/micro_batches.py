@@ -1,4 +1,4 @@
-"""A step in one process: its micro-batches, handed to the user's loop one after the other."""
+"""The micro-batches of an epoch's steps in one process, handed to the user's loop in turn."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.stepper import Stepper
 
 
-class Once:
+class EpochBatches:
     """Micro-batches that come once each, however many loops go through them one after the other.
 
-    A loop that is left early leaves the rest to the next one; nothing is fetched anew.
+    A loop that is left early leaves the rest to the next loop; nothing is fetched again.
 
     Args:
-        batches: All of them; goes on where the loop before has left it.
-        stepper: Leaves autocast with the loop.
-        clock: Books nothing of the time between two loops.
+        batches: All micro-batches; goes on where the loop before has left it.
+        stepper: Leaves autocast when a loop ends.
+        clock: Does not count the time between two loops.
     """
 
     def __init__(
@@ -71,25 +71,25 @@ class Once:
             ) from self._failure
 
     def end(self) -> None:
-        """All was trained on: do what is left, if the loop was left right after its last step."""
+        """Finish the last step, where the loop was left right after it."""
         next(self._batches, None)
         self._in_a_loop = False
 
     def close(self) -> None:
-        """Nothing more comes; let go of what the feed has fetched ahead."""
+        """Let go of the batches, and of what the feed has fetched ahead."""
         self._batches.close()
 
 
 class Turns:
-    """How the workers of a process take turns with its network; one alone has it for itself."""
+    """How the workers of a process take turns with its network; a single worker needs no turns."""
 
     def attempt(self, step: Step) -> AbstractContextManager[Any]:
-        """Around all micro-batches of a step; once more where memory ran out."""
+        """Context of all micro-batches of a step, entered again where the step is repeated."""
         del step
         return nullcontext()
 
     def turn(self, rank: int, *, last: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch of a worker, the ``last`` that it has in the step or not."""
+        """Context of one micro-batch of worker ``rank``, its ``last`` one of the step or not."""
         del rank, last
         return nullcontext()
 
@@ -103,9 +103,9 @@ class MicroBatches:
         division: Says how large a micro-batch may be.
         state: How far the run is.
         clock: Books the time.
-        memory: Says what the steps take.
-        ranks: The workers of this process, as steps number them.
-        turns: Between these.
+        memory: Measures the peak memory of the steps.
+        ranks: Ranks of the workers of this process.
+        turns: How these workers take turns.
     """
 
     def __init__(
@@ -124,50 +124,51 @@ class MicroBatches:
         self._ranks, self._turns = ranks, turns or Turns()
 
     def through(
-        self, walk: EpochSteps, epoch: int, resolution: int, after_step: Callable[[Step], None]
+        self, steps: EpochSteps, epoch: int, resolution: int, after_step: Callable[[Step], None]
     ) -> Generator[Batch, None, None]:
-        """The micro-batches of all steps that are left of a walk.
+        """The micro-batches of all steps of an epoch, or of a stretch of it, that are left.
 
         Args:
-            walk: The way through the samples, from the state's step on.
-            epoch: Whose samples they are.
+            steps: The steps; the first one left is the state's.
+            epoch: Zero-based epoch of the samples.
             resolution: Training image side, in pixels.
             after_step: Called once the user's loop is done with a step.
         """
         loading = self._feed.loading
         loaded = loading.totals.cpu_seconds
-        fed: Iterator[Batch]
+        batches: Iterator[Batch]
         early = NO_BATCHES
         if self._feed.made_on_gpu(resolution):
             make = partial(self._feed.single, epoch=epoch, resolution=resolution)
-            fed = early = Early(walk.ahead(), make)
+            batches = early = Early(steps.ahead(), make)
         else:
-            fed = self._feed.training(walk.ahead(), epoch, resolution)
-        with self._memory.of_epoch(), self._stepper.making(early):
-            while self._state.step < len(walk):
+            batches = self._feed.training(steps.ahead(), epoch, resolution)
+        with self._memory.of_epoch(), self._stepper.preparing(early):
+            while self._state.step < len(steps):
                 index = self._state.step
-                step = walk.step(index)
+                step = steps.step(index)
                 with self._memory.of_step(self._division.position[1]):
-                    parts = self._fed(fed, walk.parts(index), epoch, resolution)
-                    yield from self._passes(step, parts)
-                    while self._stepper.repeat:
-                        again = walk.cut(step, self._division.micro_batch_size)
-                        yield from self._passes(step, self._fetched(again, epoch, resolution))
-                if loading.loaders:  # else it is input
+                    source = self._from_feed(batches, steps.parts(index), epoch, resolution)
+                    yield from self._attempt(step, source)
+                    while self._stepper.repeat:  # memory ran out: in smaller micro-batches
+                        smaller = steps.cut(step, self._division.micro_batch_size)
+                        yield from self._attempt(step, self._fetched(smaller, epoch, resolution))
+                if loading.loaders:  # without loader processes it is input
                     before, loaded = loaded, loading.totals.cpu_seconds
                     self._state.meter.loading += loaded - before
                 after_step(step)
 
-    def _fed(
-        self, fed: Iterator[Batch], parts: list[tuple[int, Tensor]], epoch: int, resolution: int
+    def _from_feed(
+        self, batches: Iterator[Batch], parts: list[tuple[int, Tensor]], epoch: int, resolution: int
     ) -> Iterator[tuple[int, int, Batch]]:
-        """The micro-batches of a step, as (rank, samples, batch), out of the feed.
+        """The micro-batches of a step, as (rank, samples, batch), as the feed prefetched them.
 
-        One that the feed was asked for before memory ran out is cut again.
+        A batch that the feed was asked for before memory ran out may be too large by now: its
+        samples are fetched again, in smaller ones.
         """
         most = self._division.micro_batch_size
         for rank, part in parts:
-            batch = next(fed)
+            batch = next(batches)
             if len(part) <= most:
                 yield rank, len(part), batch
             else:
@@ -182,8 +183,8 @@ class MicroBatches:
         for rank, part in parts:
             yield rank, len(part), self._feed.single(part, epoch, resolution)
 
-    def _passes(self, step: Step, source: Iterator[tuple[int, int, Batch]]) -> Iterator[Batch]:
-        """Yield the micro-batches of a step; all of them are taken from the source in any case."""
+    def _attempt(self, step: Step, source: Iterator[tuple[int, int, Batch]]) -> Iterator[Batch]:
+        """Yield the micro-batches of a step; the source is exhausted whether or not it fails."""
         stepper, left = self._stepper, {r: step.local_batch_sizes[r] for r in self._ranks}
         stepper.repeat = False
         with self._turns.attempt(step):
@@ -191,7 +192,7 @@ class MicroBatches:
                 stepper.step_without_samples(step)
             for rank, samples, batch in source:
                 if stepper.repeat:
-                    continue  # memory ran out: the rest of the step is in vain
+                    continue  # memory ran out: the step will be repeated as a whole
                 self._clock.lap(self._state.meter, "input")
                 left[rank] -= samples
                 with self._turns.turn(rank, last=not left[rank]):

@@ -24,22 +24,22 @@ class Statistics:
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = [layer for layer in model.modules() if isinstance(layer, _NormBase)]
-        self._kept: dict[Tensor, list[tuple[list[Tensor], Tensor]]] = {}  # by each worker's first
-        self._counts: dict[_NormBase, tuple[Tensor, Tensor]] = {}  # and its view (1,)
+        self._kept: dict[Tensor, list[tuple[list[Tensor], Tensor]]] = {}  # by worker's first buffer
+        self._counts: dict[_NormBase, tuple[Tensor, Tensor]] = {}  # count (), and its view (1,)
 
     @property
     def synchronized(self) -> bool:
-        """Whether workers exchange them in each pass; layers that only evaluate do not."""
-        return any(isinstance(one, nn.SyncBatchNorm) and one.training for one in self._layers)
+        """Whether workers exchange statistics in each pass; layers in evaluation mode do not."""
+        return any(isinstance(layer, nn.SyncBatchNorm) and layer.training for layer in self._layers)
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Before a forward pass; of each worker, what was kept first since the last step counts."""
+        """Keep the statistics before a forward pass; only a step's first call counts, by worker."""
         averages: list[Tensor] = []
         counts: list[Tensor] = []
         for layer in self._layers:
             if layer.training:
-                # A tenth of the time that attributes of a module take.
+                # Ten times as fast as through the module's attributes.
                 mean, variance, count = map(layer._buffers.get, _NAMES)
                 if mean is not None and variance is not None and count is not None:
                     averages += [mean, variance]
@@ -48,7 +48,7 @@ class Statistics:
                         known = self._counts[layer] = count, count.view(1)
                     counts.append(known[1])
         if averages and averages[0] not in self._kept:
-            # Two copies however many layers there are: a GPU starts each by itself.
+            # Two copies however many layers there are: a GPU launches a kernel for each.
             self._kept[averages[0]] = [
                 (averages, torch.cat(averages)),
                 (counts, torch.cat(counts)),
@@ -56,7 +56,7 @@ class Statistics:
 
     @torch.no_grad()
     def end(self, *, updated: bool) -> None:
-        """The step is over: if it has not changed the weights, all is as it was before it."""
+        """End a step; put the statistics back unless it has ``updated`` the weights."""
         for tensors, flat in chain.from_iterable(() if updated else self._kept.values()):
             parts = flat.split([tensor.numel() for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):

@@ -16,17 +16,17 @@ from batchwright.workload.tensor_bytes import counting_tensors
 
 
 class PeakMemory:
-    """Fills in the peak of the meter of the epoch in progress.
+    """Measures the peak memory of the epoch in progress, for the ``peak`` of its meter.
 
-    On CUDA the allocator counts all along. On the CPU the profiler has to, so one step of each row
-    of the plan is weighed, as the probe does it: the second, when the optimizer has its state.
+    On CUDA the allocator counts all along. On the CPU the profiler does, so one step of each row
+    of the plan is profiled, as by the probe: the second, when the optimizer has its state.
 
     Args:
         device: Where the worker computes.
-        state: Its meter gets the peak.
-        clock: Books nothing of the profiler's start and end, some milliseconds.
-        lasting: Bytes that live between two steps; ``None``: no step is weighed on the CPU.
-        graphs: Replays passes, if any are.
+        state: State of the run, whose meter gets the peak.
+        clock: Leaves out the profiler's start and end, some milliseconds.
+        lasting: Returns the bytes that live between two steps; ``None``: no profile on the CPU.
+        graphs: CUDA graphs that passes are replayed from, if any are.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PeakMemory:
 
     @contextmanager
     def of_epoch(self) -> Iterator[None]:
-        """Around the steps of an epoch, or of a part of it."""
+        """Measure the steps inside, those of an epoch or a part of it, on CUDA."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         yield
@@ -58,11 +58,11 @@ class PeakMemory:
                 self._highest.clear()
             side = None if self._row is None else self._row.resolution
             self._highest[side] = max(peak, self._highest.get(side, 0))
-            self._found(self._highest[side])
+            self._note(self._highest[side])
 
     @contextmanager
     def of_step(self, row: Stage) -> Iterator[None]:
-        """Around a step of the plan's ``row``."""
+        """Measure the step inside, of the plan's ``row``, on the CPU."""
         self._steps = 1 if row is not self._row else self._steps + 1
         self._row = row
         if self._lasting is None or self._steps != 2:
@@ -73,8 +73,8 @@ class PeakMemory:
             self._clock.leave_out(time.perf_counter() - began)
             yield
             ended = time.perf_counter()
-        self._found(lasting + highest())
+        self._note(lasting + highest())
         self._clock.leave_out(time.perf_counter() - ended)
 
-    def _found(self, peak: int) -> None:
+    def _note(self, peak: int) -> None:
         self._state.meter.peak = max(self._state.meter.peak, peak)

@@ -1,4 +1,4 @@
-"""An optimizer's learning rates, as a plan has them."""
+"""An optimizer's learning rates, set from the plan's schedule before each step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from batchwright.records import Plan, Stage
 
 
 class Rates:
-    """Sets the rates of an optimizer: the plan's is a factor on each group's own initial rate.
+    """Sets an optimizer's rates: the plan's schedule is a factor on each group's initial rate.
 
     Args:
-        optimizer: Has the rates still that its builder set.
-        plan: Its learning rate rule is followed.
+        optimizer: Still has the rates that it was built with.
+        plan: Its learning-rate rule is followed.
         own: Whether the optimizer's rates are left alone.
         samples_per_epoch: Size of the data set.
 
     Attributes:
-        own: Whether they are.
+        own: Whether the optimizer's rates are left alone.
     """
 
     def __init__(
@@ -29,23 +29,23 @@ class Rates:
         self._samples_per_epoch = samples_per_epoch
         self._given = [group["lr"] for group in optimizer.param_groups]
         self._first = [float(rate) for rate in self._given]
-        self._told: float | Tensor = self._first[0]
+        self._now: float | Tensor = self._first[0]
 
     @property
     def now(self) -> float:
-        """That of the optimizer's first parameter group, per step, as it was before the step."""
-        return float(self._told)
+        """Rate of the first parameter group at the last `set`, before the optimizer's own step."""
+        return float(self._now)
 
     def set(self, samples_seen: float, stage: Stage, gain: float) -> None:
-        """Before a step.
+        """Set the rates for the next step.
 
         Args:
             samples_seen: Training samples before this step, all workers.
-            stage: The plan's row.
-            gain: What the rate is multiplied by, besides.
+            stage: The plan's row that the step belongs to.
+            gain: Measured factor on the rate; 1 where the plan has none.
 
         Raises:
-            RuntimeError: The optimizer has other parameter groups than it had.
+            RuntimeError: Parameter groups were added or removed since the session was made.
         """
         groups, before = len(self._optimizer.param_groups), len(self._first)
         if groups != before:
@@ -65,13 +65,13 @@ class Rates:
             relative = gain * factor * stage.learning_rate / rule.base
             for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
                 group["lr"] = first * relative
-        told = self._optimizer.param_groups[0]["lr"]
-        if isinstance(told, Tensor):  # on its way before the host waits for the step's figures
-            told = told.detach().to("cpu", non_blocking=True, copy=True)
-        self._told = told
+        now = self._optimizer.param_groups[0]["lr"]
+        if isinstance(now, Tensor):  # copied while the host does not wait for the device yet
+            now = now.detach().to("cpu", non_blocking=True, copy=True)
+        self._now = now
 
     def close(self) -> None:
-        """Leave the optimizer the rates that it came with: another run takes them for its own."""
+        """Give the optimizer its initial rates back: another run takes them for its base."""
         if not self.own:
             for group, rate in zip(self._optimizer.param_groups, self._given, strict=False):
                 group["lr"] = rate

@@ -1,4 +1,4 @@
-"""The graph of a loss whose backward pass ran out of memory."""
+"""Frees the autograd graph of a loss whose backward pass ran out of memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchwright.workload.passes.recorded_passes import graph_nodes
 
 
 def release_graph(loss: Tensor) -> None:
-    """Free what a failed backward pass still needs memory for; the loss keeps its value.
+    """Free the activations that a failed backward pass still holds; the loss keeps its value.
 
     The user's loop may hold the loss, or outputs that it was computed from, while the step is
     repeated, and with them all activations.
@@ -18,11 +18,11 @@ def release_graph(loss: Tensor) -> None:
     for node in graph_nodes(loss):
         for name in dir(node):
             if name.startswith("_raw_saved_"):
-                saved = getattr(node, name)
-                for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+                value = getattr(node, name)
+                for saved in value if isinstance(value, (tuple, list)) else (value,):
                     with suppress(RuntimeError):  # the backward pass has freed it already
                         # What the first function returns is kept in place of the tensor.
-                        one.register_hooks(lambda _: None, _refuse_released)
+                        saved.register_hooks(lambda _: None, _refuse_released)
     with suppress(RuntimeError):  # a view has no graph of its own to be cut off from
         loss.detach_()
 

@@ -1,6 +1,13 @@
 """The training step: backward passes, the exchange of gradients, the update, and what can go wrong.
 
-`Session.step` calls `Stepper.step`; from there it reads downwards to `Updater`.
+`Session.step` calls `Stepper.step` once for each micro-batch. A step reads from there downwards:
+
+    backward           the micro-batch's gradients, weighted by its samples
+    _finish_step       after the last micro-batch:
+        reducer.finish     gradients and figures summed over the workers, in one message
+        repeat             where memory ran out on any worker, all of them take the step again
+        updater.apply      scale, clip, step the optimizer
+        meter, state       count the step
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ import torch
 from torch import Tensor
 
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Ahead, Reducer, Tally, WorkerNote
+from batchwright.distributed.reducer import QueuedWork, Reducer, Tally, WorkerNote
 from batchwright.errors import BrokenStepError, TrainingError
 from batchwright.records import Plan
 from batchwright.training.batches.batch_split import Division
@@ -23,7 +30,7 @@ from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock, book_waiting
 from batchwright.training.step.early_batches import NO_BATCHES, Early
-from batchwright.training.step.epoch_totals import met
+from batchwright.training.step.epoch_totals import extend_range
 from batchwright.training.step.gradient_scaling import Adaptive
 from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.rates import Rates
@@ -46,29 +53,36 @@ Loss = Tensor | Callable[[], Tensor]
 """A mean loss, or a function that computes it: forward pass and all."""
 
 
-class Wishes(NamedTuple):
-    """What a worker tells the others at a step, besides its gradients."""
+class StepRequests(NamedTuple):
+    """What a worker asks of the others, and compares with them, at the end of a step."""
 
     stop: bool = False
-    """Whether it asks to stop."""
+    """Whether this worker asks all of them to stop."""
     checkpoint: bool = False
-    """Whether it asks for a checkpoint."""
+    """Whether this worker asks for a checkpoint."""
     digest: float | Tensor = 0.0
-    """Of its weights, at steps where the workers compare them; see `weights_digest`."""
+    """Digest of its weights at steps where the workers compare them; see `weights_digest`."""
 
 
 @dataclass
 class _MicroBatch:
-    """The micro-batch the user's loop works on now."""
+    """The micro-batch that the user's loop works on now.
+
+    Attributes:
+        samples: Its number of samples.
+        last: Whether it is this worker's last micro-batch of the step.
+        step: The step that it is a part of.
+        weight: What its losses are means over; ``None`` until the first backward pass says so.
+    """
 
     samples: int
     last: bool
     step: Step
-    weight: float | None = None  # what its losses are means over, once there is one
+    weight: float | None = None
 
     @property
     def share(self) -> float:
-        """Part of the step's weight that its gradients are multiplied by; 0 if it has none."""
+        """Its part of the step's weight, by which its gradients are multiplied; 0 without loss."""
         return (self.weight or 0.0) / self.step.samples
 
 
@@ -76,24 +90,24 @@ class Stepper:
     """Takes the steps of a run on one worker.
 
     Args:
-        plan: What is followed.
+        plan: The plan that is followed.
         group: The workers.
-        state: How far the run is; counted on here.
-        reducer: Sums the gradients.
-        updater: Applies them.
-        rates: Those that it steps at.
-        statistics: Of normalization, to be put back where a step changes nothing.
-        sharing: Says who takes what, and learns from each step.
-        clock: Books the time.
-        wishes: What this worker tells the others at the next step.
-        compilation: Whether the network computes compiled.
-        graphs: Replays its passes; ``None``: they are taken as they are.
+        state: How far the run is; steps and samples are counted on here.
+        reducer: Sums gradients over micro-batches and workers.
+        updater: Applies the summed gradients to the weights.
+        rates: The learning-rate schedule.
+        statistics: Running statistics of normalization layers, put back where a step fails.
+        division: Which worker takes which samples; it learns from each step.
+        clock: Books where the step's time goes.
+        requests: Returns what this worker asks of the others at the step in progress.
+        compilation: Whether the network is compiled.
+        graphs: CUDA graphs from which the network's passes are replayed; ``None``: none are.
 
     Attributes:
-        tally: Of the last step that was counted.
-        updated: Whether that changed the weights.
-        repeat: Whether the last step must be done again, because memory ran out somewhere, or a
-            compiler failed.
+        tally: Summed figures of all workers for the last counted step.
+        updated: Whether that step changed the weights.
+        repeat: Whether the last step must be taken again, because memory ran out or compiling
+            failed on some worker.
     """
 
     def __init__(
@@ -105,45 +119,55 @@ class Stepper:
         updater: Updater,
         rates: Rates,
         statistics: Statistics,
-        sharing: Division,
+        division: Division,
         clock: StepClock,
-        wishes: Callable[[], Wishes],
+        requests: Callable[[], StepRequests],
         compilation: Compilation,
         graphs: CudaGraphs | None,
     ) -> None:
         self._plan, self._group, self._state = plan, group, state
         self._reducer, self._updater, self._rates = reducer, updater, rates
-        self._statistics, self._sharing = statistics, sharing
-        self._clock, self._wishes = clock, wishes
-        self._compilation, self._failure_told = compilation, False
+        self._statistics, self._division = statistics, division
+        self._clock, self._requests = clock, requests
+        self._compilation, self._compile_failure_agreed = compilation, False
         self._graphs = graphs
         self._adaptive = Adaptive(plan, state, own_rates=rates.own)
         updater.follow(reducer.parameters)  # after a resume also what is frozen at the moment
         self._micro: _MicroBatch | None = None
-        self._cast, self._casting = autocast(plan.precision, group.device), False
-        self._uncast = torch.autocast(group.device.type, enabled=False)
+        self._autocast, self._in_autocast = autocast(plan.precision, group.device), False
+        self._full_precision = torch.autocast(group.device.type, enabled=False)
+        self._early = NO_BATCHES
+        # This worker's figures of the step in progress, over the micro-batches so far.
         self._weight = 0.0
-        self._loss: float | Tensor = 0.0
-        self._out_of_memory = self._missing = False  # the latter whatever the cause
-        self._bad_steps = 0
-        self._odd = False  # whether the last step was not as a device expects it
-        self._weights_told = False
+        self._loss: float | Tensor = 0.0  # sum of weight times mean loss
+        self._failed = False  # its gradients are missing, by memory or by the compiler
+        self._out_of_memory = False
+        self._bad_steps = 0  # in a row
+        self._unusual = False  # whether the last step was not as a device expects it
+        self._warned_of_weights = False
         self.tally = Tally(0.0, 0.0)
         self.updated = self.repeat = False
-        self._early = NO_BATCHES
+
+    # ------------------------------------------------------------------- around the user's loop
 
     def open(self, samples: int, step: Step, *, last: bool) -> None:
-        """A micro-batch is handed to the loop; autocast is on until its `step`."""
+        """Hand a micro-batch to the user's loop; autocast is on from here until its `step`.
+
+        Args:
+            samples: Its number of samples.
+            step: The step that it is a part of.
+            last: Whether it is this worker's last one of the step.
+        """
         self._micro = _MicroBatch(samples, last, step)
-        self._updater.clear()  # what the loop has computed since the last step is no part of this
+        self._updater.clear()  # gradients that the loop has computed between two steps don't count
         self._statistics.keep()
         if self._plan.precision != "float32":
-            self._cast.__enter__()
-            self._casting = True
+            self._autocast.__enter__()
+            self._in_autocast = True
 
     @contextmanager
-    def making(self, early: Early) -> Iterator[None]:
-        """Inside, the next of these is made while the host waits for the figures of a step."""
+    def preparing(self, early: Early) -> Iterator[None]:
+        """Inside, the next batch of ``early`` is made while the host waits for a step's figures."""
         self._early = early
         try:
             yield
@@ -159,10 +183,37 @@ class Stepper:
             )
 
     def leave_autocast(self) -> None:
-        """Autocast is off."""
-        if self._casting:
-            self._cast.__exit__(None, None, None)
-            self._casting = False
+        """Switch autocast off, if `open` has switched it on."""
+        if self._in_autocast:
+            self._autocast.__exit__(None, None, None)
+            self._in_autocast = False
+
+    # ------------------------------------------------------------------------------- the step
+
+    def step(self, loss: Loss | None, weight: float | None) -> bool:
+        """Backward pass and, at the end of a step, the update; see `Session.step`."""
+        micro = self._opened()
+        if loss is not None:
+            if micro.last:
+                self._reducer.arm()  # from here on a bucket of gradients is sent once it is full
+            self.backward(loss, weight)
+        self.leave_autocast()
+        self._micro = None
+        if not (micro.last or self._failed):
+            # Gradient accumulation: nothing is exchanged before the last micro-batch.
+            self._reducer.take(micro.share)
+            self._clock.lap(self._state.meter, "compute")  # or it would count as input
+            return False
+        if self._weight > 0 and not self._failed and self._reducer.empty:
+            raise RuntimeError(_NO_GRADIENT)
+        if not self._failed:
+            self._early.ask()  # before the others are told how far ahead the feed was asked
+        return self._finish_step(micro.step, micro.samples, micro.share)
+
+    def step_without_samples(self, step: Step) -> None:
+        """Take part in the exchange of a step of which this worker has no samples."""
+        self._updater.clear()  # as in `open`
+        self._finish_step(step, 0, 0.0)
 
     def backward(self, loss: Loss, weight: float | None) -> None:
         """A backward pass; see `Session.backward`."""
@@ -176,30 +227,31 @@ class Stepper:
                 f"weight={mean_over:g} after weight={micro.weight:g}: the losses of one "
                 "micro-batch must be means over the same weight to add up"
             )
-        if self._missing or not mean_over:
+        if self._failed or not mean_over:
             return  # a mean over nothing has no gradient, and no value
         value: Tensor | None = None
         try:
             value = loss() if callable(loss) else loss
             if not value.requires_grad:
                 raise RuntimeError(_NO_GRADIENT)
-            if self._casting:  # else 16-bit copies of weights outlive the pass through their layer
+            if self._in_autocast:  # else 16-bit copies of weights outlive the pass in their layer
                 torch.clear_autocast_cache()
-            self._take_up()
-            with self._uncast:
+            self._add_unfrozen()
+            with self._full_precision:
                 # Weighted by samples: b_i / B of the step's samples over all workers, so that the
                 # sum of all gradients is that of the mean loss over the global batch, however
-                # unequal the shares are.
-                self._scale.scaled(value, mean_over / micro.step.samples).backward()
-            # Not looked at before the gradients are on their way: that waits for the device.
-            told = value.detach().to(self._group.device, torch.float64).view(1)
-            weighted = told * mean_over
+                # unequal the workers' batches are:  g = sum_i (b_i / B) g_i
+                self._loss_scale.scaled(value, mean_over / micro.step.samples).backward()
+            # The loss stays on the device: to read it here would make the host wait before the
+            # gradients are on their way. It travels with them, see `Tally.loss`.
+            mean_loss = value.detach().to(self._group.device, torch.float64).view(1)
+            weighted = mean_loss * mean_over
             self._loss = weighted + self._loss if isinstance(self._loss, Tensor) else weighted
         except Exception as error:
             self._out_of_memory = is_out_of_memory(error)
-            # A backward pass is compiled when it is due; what fails there may be of any class.
-            late = value is not None and not self._out_of_memory
-            if not (self._out_of_memory or (late and self._compilation.gives_up(error))):
+            # The backward pass is compiled when it first runs, and compilers raise any error.
+            compiling = value is not None and not self._out_of_memory
+            if not (self._out_of_memory or (compiling and self._compilation.gives_up(error))):
                 raise
             if self._out_of_memory and self._statistics.synchronized and self._group.size > 1:
                 raise BrokenStepError(
@@ -208,60 +260,41 @@ class Stepper:
                     "repeated in smaller micro-batches; take a smaller batch or resolution, or "
                     f"batch normalization without exchanges ({in_words(error)})"
                 ) from error
-            self._missing = True
+            self._failed = True  # the others wait in the exchange: tell them there
         if self._out_of_memory and value is not None:
             release_graph(value)  # only here: until its traceback is gone the error holds it, too
 
-    def step(self, loss: Loss | None, weight: float | None) -> bool:
-        """Backward pass and, at the end of a step, the update; see `Session.step`."""
-        micro = self._opened()
-        if loss is not None:
-            if micro.last:
-                self._reducer.arm()  # from here on a bucket of gradients is sent once it is full
-            self.backward(loss, weight)
-        self.leave_autocast()
-        self._micro = None
-        if not (micro.last or self._missing):
-            self._reducer.take(micro.share)  # one of several micro-batches: they are added up here
-            self._clock.lap(self._state.meter, "compute")  # or it would pass for input
-            return False
-        expected = self._weight > 0 and not self._missing
-        if expected and self._reducer.empty:
-            raise RuntimeError(_NO_GRADIENT)
-        if not self._missing:
-            self._early.ask()  # before the others are told what was asked for
-        return self._exchange_and_update(micro.step, micro.samples, micro.share)
-
-    def step_without_samples(self, step: Step) -> None:
-        """Take part in a step of the others."""
-        self._updater.clear()  # as in `open`
-        self._exchange_and_update(step, 0, 0.0)
-
-    def _exchange_and_update(self, step: Step, samples: int, share: float) -> bool:
+    def _finish_step(self, step: Step, samples: int, share: float) -> bool:
         """Sum the gradients of a step and, unless something is wrong, step the optimizer.
 
         Args:
-            step: Which one.
-            samples: Of the last micro-batch.
-            share: Its part of the step's weight.
+            step: The step.
+            samples: Samples of this worker's last micro-batch.
+            share: That micro-batch's part of the step's weight.
+
+        Returns:
+            Whether the weights were updated.
         """
         state, meter, updater = self._state, self._state.meter, self._updater
-        self._take_up()
+        self._add_unfrozen()
         self._clock.lap(meter, "compute")
         own = self._own_tally(samples)
-        if own.missing:  # it has no gradients to give, and takes part: the others wait
+        if own.missing:  # no gradients to give, but it takes part in the exchange: the others wait
             updater.clear()
 
-        # By what steps before have shown: a factor that knew its gradient would bend its direction.
+        # Rate and gradient factors follow from the steps before alone: a factor that knew the
+        # gradient that it multiplies would bend its direction.
         adaptation = self._adaptive.of_step(step.samples)
-        self._rates.set(*self._sharing.position, adaptation.gain)
+        self._rates.set(*self._division.position, adaptation.gain)
         narrow, factors = self._plan.precision in NARROW, adaptation.factors
-        ahead = None
+
+        # One message: loss, flags and norms of all workers ride behind the last gradients. While
+        # the host waits for it, the device goes on with what needs no decision of the host.
+        queued = None
         if not own.missing:
-            waits = narrow or self._odd
-            ahead = updater.ahead(step.samples, factors, self._early, self._clock, waits=waits)
-        # One message: what the workers have to tell each other rides behind the last gradients.
-        tally = self._summed(own, samples, share, ahead)
+            waits = narrow or self._unusual
+            queued = updater.ahead(step.samples, factors, self._early, self._clock, waits=waits)
+        tally = self._exchange(own, samples, share, queued)
         seconds = self._clock.lap(meter, "communication")
         book_waiting(meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
 
@@ -272,33 +305,37 @@ class Stepper:
         self.repeat = tally.missing > 0
         if self.repeat:
             updater.clear()
-            self._early.drop()  # its memory is wanted
+            self._early.drop()  # its memory is needed
             self._statistics.end(updated=False)
             meter.repeated += 1
             release_memory(self._group.device)
-            self._sharing.after_out_of_memory(tally)
+            self._division.after_out_of_memory(tally)
             return False
 
-        # The losses may have been means over something else than samples, such as labelled pixels.
-        factor = step.samples / tally.weight if tally.weight else 1.0
-        scale = self._scale
-        norms = updater.rescale(tally, factor / scale.scale)
+        # The summed gradient is divided by the loss scale and, where losses were means over
+        # something other than samples (labelled pixels, say), by the weight they really had.
+        per_weight = step.samples / tally.weight if tally.weight else 1.0
+        scale = self._loss_scale
+        norms = updater.rescale(tally, per_weight / scale.scale)
         if tally.local_sqr_norms is not None and scale.scale != 1:
             tally = replace(tally, local_sqr_norms=tally.local_sqr_norms / scale.scale**2)
         self._warn_of_weights(step, tally)
         self._adaptive.learn(tally, norms, batch=step.samples)
+
+        # The update, unless the device has made it already or a gradient is not finite.
         updated = tally.went_ahead or (tally.weight > 0 and updater.apply(norms, factors))
-        if updated:  # such losses, and tensors without a gradient, often come again
-            self._odd = not tally.whole or tally.weight != step.samples
+        if updated:  # unusual weights, and tensors without a gradient, often come again
+            self._unusual = not tally.whole or tally.weight != step.samples
         updater.clear()
         self._statistics.end(updated=updated)
         if narrow and tally.weight:
             state.loss_scale = scale.after(good=updated)
 
+        # Count the step.
         if factors is not None:
-            meter.factors = met(meter.factors, factors.tolist())
+            meter.factors = extend_range(meter.factors, factors.tolist())
         if self._adaptive.gaining:
-            meter.gains = met(meter.gains, [adaptation.gain])
+            meter.gains = extend_range(meter.gains, [adaptation.gain])
         meter.rate = self._rates.now
         meter.steps += 1
         meter.skipped += not updated
@@ -320,21 +357,60 @@ class Stepper:
                 f"{meter.rate:.3g}, or set clip_norm{exact}"
             )
         self._clock.lap(meter, "compute")
-        self._sharing.after_step(step, tally)
+        self._division.after_step(step, tally)
         return updated
 
-    def _summed(self, own: Tally, samples: int, share: float, ahead: Ahead | None) -> Tally:
-        """The figures of all workers, whose gradients are summed; see `Reducer.finish`.
+    # --------------------------------------------------------------------------- parts of a step
 
-        Here a device tells of what it could not do before, so of gradients that may be wrong. One
-        worker takes the step again, unless its device may have made the update with them. Several
-        cannot: the others may hold the sums already.
+    def _own_tally(self, samples: int) -> Tally:
+        """This worker's figures of the step, which begin anew.
+
+        Args:
+            samples: Samples of the last micro-batch. Where memory ran out, this worker goes on
+                with half as many at once.
+
+        Raises:
+            TrainingError: Memory ran out with the fewest samples that the worker can train on.
+        """
+        failed, out_of_memory = self._failed, self._out_of_memory
+        weight, loss = (0.0, 0.0) if failed else (self._weight, self._loss)
+        self._failed = self._out_of_memory = False
+        self._weight, self._loss = 0.0, 0.0
+        micro_batch = self._division.micro_batch_size
+        if out_of_memory:
+            if self._graphs is not None and self._graphs.holds:
+                self._graphs.give_up("memory ran out")
+            if samples < 2 * self._division.least:
+                raise TrainingError(
+                    f"{self._group.places[self._group.rank]} has not enough memory for {samples} "
+                    "sample(s) at once: take a smaller network or resolution, or free memory"
+                )
+            micro_batch = samples // 2
+        requests = self._requests()
+        uncompiled = bool(self._compilation.failure) and not self._compile_failure_agreed
+        seconds, ahead = self._clock.computed(), self._division.asked_ahead
+        return Tally(
+            weight=weight,
+            loss=loss,
+            stop=float(requests.stop),
+            checkpoint=float(requests.checkpoint),
+            missing=float(failed),
+            uncompiled=float(uncompiled),
+            note=WorkerNote(seconds, ahead, micro_batch, requests.digest),
+        )
+
+    def _exchange(self, own: Tally, samples: int, share: float, queued: QueuedWork | None) -> Tally:
+        """Sum gradients and figures over all workers; see `Reducer.finish`.
+
+        A device reports here what failed in passes that it had only queued before, so gradients
+        may be wrong. One worker takes the step again, unless its device may have made the update
+        with them. Several workers cannot: the others may hold the sums already.
 
         Raises:
             BrokenStepError: Memory ran out, and there are other workers or an update was queued.
         """
         try:
-            return self._reducer.finish(own, 0.0 if own.missing else share, ahead)
+            return self._reducer.finish(own, 0.0 if own.missing else share, queued)
         except (RuntimeError, MemoryError) as error:
             if own.missing or not is_out_of_memory(error):
                 raise
@@ -348,12 +424,12 @@ class Stepper:
                     f"({in_words(error)})"
                 ) from error
         self._updater.clear()
-        self._missing = self._out_of_memory = True
+        self._failed = self._out_of_memory = True
         return self._reducer.finish(self._own_tally(samples), 0.0)
 
     @property
-    def _scale(self) -> LossScale:
-        """What the losses of the step in progress are multiplied by."""
+    def _loss_scale(self) -> LossScale:
+        """The factor on the losses of the step in progress; 1 but in float16."""
         known = self._state.loss_scale if self._plan.precision in NARROW else None
         return known or LossScale.of(self._plan.precision)
 
@@ -364,15 +440,23 @@ class Stepper:
             )
         return self._micro
 
+    def _add_unfrozen(self) -> None:
+        """Sum and update layers that were unfrozen since the last step as well."""
+        if self._reducer.add_unfrozen():
+            self._updater.follow(self._reducer.parameters)
+        noise = self._state.tensors
+        if noise is not None and len(noise.trace) != len(self._reducer.parameters):
+            self._state.tensors = None  # it does not say which tensors it was measured for
+
     def _go_on_uncompiled(self) -> None:
-        """Some worker's compiler has failed: all go on as it does, and a line says why.
+        """Compiling has failed on some worker: all go on uncompiled, and a line says why.
 
         Raises:
             TrainingError: The job asks for compiling, whatever it saves.
         """
         reasons = self._group.gather(self._compilation.failure)
         rank, why = next((rank, why) for rank, why in enumerate(reasons) if why)
-        self._compilation.failure, self._failure_told = why, True
+        self._compilation.failure, self._compile_failure_agreed = why, True
         what = f"the network cannot be compiled on {self._group.places[rank]} ({why})"
         if self._compilation.asked:
             raise TrainingError(
@@ -383,11 +467,11 @@ class Stepper:
             warnings.warn(f"{what}: all workers go on uncompiled", stacklevel=5)
 
     def _warn_of_weights(self, step: Step, tally: Tally) -> None:
-        """Say once that losses which are no means over samples leave gradients as they are."""
+        """Warn once that adaptive scaling learns nothing from losses not averaged over samples."""
         adapts = self._plan.ags is not None or self._adaptive.gaining
-        if self._weights_told or not adapts or tally.weight in (0, step.samples):
+        if self._warned_of_weights or not adapts or tally.weight in (0, step.samples):
             return
-        self._weights_told = True
+        self._warned_of_weights = True
         if self._group.rank == 0:
             key = "scaling=gain" if self._plan.ags is None else f"ags.mode={self._plan.ags.mode}"
             warnings.warn(
@@ -396,42 +480,3 @@ class Stepper:
                 "such steps alone it is plain training: give means over samples, or plan without",
                 stacklevel=5,
             )
-
-    def _take_up(self) -> None:
-        """Sum and scale the gradients of layers, too, that were unfrozen since the last step."""
-        if self._reducer.take_up():
-            self._updater.follow(self._reducer.parameters)
-        learnt = self._state.tensors
-        if learnt is not None and len(learnt.trace) != len(self._reducer.parameters):
-            self._state.tensors = None  # of which tensors it was, it does not say
-
-    def _own_tally(self, samples: int) -> Tally:
-        """What this worker sends along with its gradients; ``samples`` of the last micro-batch."""
-        missing, failed, weight = self._missing, self._out_of_memory, self._weight
-        loss: float | Tensor = self._loss
-        self._missing = self._out_of_memory = False
-        self._weight, self._loss = 0.0, 0.0
-        micro_batch = self._sharing.micro_batch_size
-        if missing:
-            weight, loss = 0.0, 0.0
-        if failed:
-            if self._graphs is not None and self._graphs.holds:
-                self._graphs.give_up("memory ran out")
-            if samples < 2 * self._sharing.least:
-                raise TrainingError(
-                    f"{self._group.places[self._group.rank]} has not enough memory for {samples} "
-                    "sample(s) at once: take a smaller network or resolution, or free memory"
-                )
-            micro_batch = samples // 2
-        wishes = self._wishes()
-        return Tally(
-            weight=weight,
-            loss=loss,
-            stop=float(wishes.stop),
-            checkpoint=float(wishes.checkpoint),
-            missing=float(missing),
-            uncompiled=float(bool(self._compilation.failure) and not self._failure_told),
-            note=WorkerNote(
-                self._clock.computed(), self._sharing.asked_ahead, micro_batch, wishes.digest
-            ),
-        )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from batchwright.distributed.reducer import Ahead, Tally
+from batchwright.distributed.reducer import QueuedWork, Tally
 from batchwright.errors import BrokenStepError, TrainingError
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.early_batches import Early
@@ -19,15 +19,16 @@ from batchwright.workload.optimizers import can_skip_steps, skip_step_if
 
 
 class Updater:
-    """Steps an optimizer, at the rates that it has.
+    """Applies summed gradients to the weights, at the rates that the optimizer has.
 
     Args:
-        parameters: What is trained, whether the optimizer has it or not.
-        optimizer: Of most of them.
+        parameters: Everything that may be trained, whether the optimizer has it or not.
+        optimizer: The optimizer of these parameters.
         clip_norm: Largest global gradient norm; ``None``: no limit.
 
     Attributes:
-        begun: Whether the update of the step in progress was queued ahead, and may be made.
+        begun: Whether the update of the step in progress was queued on the device before the host
+            knew the step's figures, and may be made already.
     """
 
     def __init__(
@@ -39,25 +40,25 @@ class Updater:
     ) -> None:
         self._parameters, self._optimizer = parameters, optimizer
         self._clip_norm = clip_norm
-        # On the CPU there is no device to be kept busy.
+        # Clipping needs the norm on the host, and on the CPU there is no device to be kept busy.
         self._waits = clip_norm is not None or parameters[0].device.type == "cpu"
         self.begun = False
         self.follow([p for p in parameters if p.requires_grad])
 
     def follow(self, trained: Sequence[nn.Parameter]) -> None:
-        """From now on these of the parameters are those that a `Reducer` has."""
+        """From here on update these parameters, those of a `Reducer` in its order."""
         self._trained = list(trained)
-        self._known = -1  # entries of the optimizer's state, with one for each of these
+        self._state_size = -1  # of the optimizer's state once it has an entry for each of these
 
     def rescale(self, tally: Tally, factor: float) -> Tensor:
-        """Multiply all summed gradients.
+        """Multiply all summed gradients by a factor, in place.
 
         Args:
-            tally: Of their sum.
-            factor: By which they are multiplied.
+            tally: Figures of the sum.
+            factor: The factor.
 
         Returns:
-            The squared norms after that, on the CPU, as `Tally.sqr_norms` has them.
+            Squared norms of the multiplied gradients, on the CPU, shaped as `Tally.sqr_norms`.
         """
         assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
         if factor != 1:
@@ -72,46 +73,49 @@ class Updater:
         clock: StepClock,
         *,
         waits: bool,
-    ) -> Ahead | None:
-        """What the device goes on with while the host waits for a step's figures.
+    ) -> QueuedWork | None:
+        """Work that the device goes on with while the host waits for a step's figures.
 
-        The update, where no number of the host's is needed for it, as clipping needs the norm, and
-        the optimizer can be told to leave a step out. Last the next batch, of which the host waits
-        for nothing: it keeps the device busy while the host does the rest of the step.
+        First the update, where it needs no number from the host (clipping needs the norm) and the
+        optimizer can be told on the device to leave a step out. Then the next batch, for which the
+        host waits for nothing: it keeps the device busy while the host does the rest of the step.
 
         Args:
-            weight: Of all samples of the step.
-            factors: As for `apply`.
+            weight: Weight that the step should have: its samples over all workers.
+            factors: Factors on the gradients, as for `apply`.
             early: The batches.
             clock: Books the time.
-            waits: Whether the update waits for the host in any case.
+            waits: Whether the update has to wait for the host in any case.
+
+        Returns:
+            The work; ``None`` if there is none.
         """
-        # A first step makes the state, which SGD would leave unwritten if it left that one out;
-        # without momentum it has none.
-        known = len(self._optimizer.state) == self._known
-        known = known or all(g.get("momentum") == 0 for g in self._optimizer.param_groups)
-        waits = waits or self._waits or factors is not None or not known
+        # The first step creates the optimizer's state, and SGD would leave it unwritten if it left
+        # that step out; without momentum it has none.
+        complete = len(self._optimizer.state) == self._state_size
+        complete = complete or all(g.get("momentum") == 0 for g in self._optimizer.param_groups)
+        waits = waits or self._waits or factors is not None or not complete
         updates = not waits and can_skip_steps(self._optimizer)
         if not (updates or early.asked):
             return None
 
-        def go_on(unusual: Tensor | None) -> None:
+        def queue(unusual: Tensor | None) -> None:
             if unusual is not None:
                 self.begun = True
                 with skip_step_if(self._optimizer, unusual):
                     self._step()
             early.make()
 
-        # Once for both, or the batch's time is lost.
-        return Ahead(clock.passing(go_on), weight if updates else None)
+        # One mark on the clock for update and batch, or the batch's time would be lost.
+        return QueuedWork(clock.passing(queue), weight if updates else None)
 
     def apply(self, norms: Tensor, factors: Tensor | None) -> bool:
-        """Where the gradient is finite, scale, clip and step.
+        """Scale and clip the gradients and step the optimizer, if all gradients are finite.
 
         Args:
-            norms: Squared norms of the gradients of what is trained, as `rescale` gives them: of
-                each, (trained,), where there are factors.
-            factors: On the gradients of what is trained: float64 (trained,); ``None``: none.
+            norms: Squared norms of the trained parameters' gradients, as `rescale` returns them:
+                of each parameter, (trained,), where there are factors.
+            factors: Factors on these gradients, float64 (trained,); ``None``: none.
 
         Returns:
             Whether the weights were updated.
@@ -131,18 +135,19 @@ class Updater:
             torch._foreach_mul_(self._gradients(), clip)
         self._step()
         state = self._optimizer.state
-        if len(state) != self._known:
-            self._known = len(state) if all(p in state for p in self._trained) else -1
+        if len(state) != self._state_size:
+            self._state_size = len(state) if all(p in state for p in self._trained) else -1
         return True
 
     def _step(self) -> None:
-        """Step the optimizer; once more where memory ran out before it had changed anything.
+        """Step the optimizer, a second time where memory ran out before any weight had changed.
 
-        That is in its first step, which makes its state. Fused kernels leave no version behind; but
-        Adam's raise each ``step`` before, and SGD notes its momentum only after.
+        Memory runs out in the first step, which creates the optimizer's state. Fused kernels raise
+        no tensor's version; but Adam counts its ``step`` up before, and SGD stores its momentum
+        after.
 
         Raises:
-            BrokenStepError: Some weights may be updated, and would be once more.
+            BrokenStepError: Some weights may be updated, and would be updated twice.
             TrainingError: There is no memory for the state.
         """
         state = self._optimizer.state
@@ -153,10 +158,10 @@ class Updater:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            made = [one for entry in state.values() for one in entry.values()]
+            entries = [value for entry in state.values() for value in entry.values()]
             begun = before != [p._version for p in self._parameters] or not (
                 all("step" in entry for entry in state.values())
-                and all(one._version == 0 for one in made if isinstance(one, Tensor))
+                and all(value._version == 0 for value in entries if isinstance(value, Tensor))
             )
             if begun:
                 raise BrokenStepError(
@@ -164,7 +169,7 @@ class Updater:
                     "to repeat the step would update them twice, so only the last checkpoint is "
                     f"whole ({in_words(error)})"
                 ) from error
-        state.clear()  # an entry may be half made
+        state.clear()  # an entry may be incomplete
         release_memory(self._parameters[0].device)
         try:
             self._optimizer.step()
@@ -177,7 +182,7 @@ class Updater:
             ) from error
 
     def clear(self) -> None:
-        """Drop all gradients before and after a step, also those that the optimizer lacks."""
+        """Drop all gradients before and after a step, those of parameters without optimizer too."""
         self.begun = False
         for parameter in self._parameters:
             parameter.grad = None
