@@ -71,29 +71,32 @@ def test_first_batches_rise_and_cost_no_more_than_the_fewest_do(
 ):
     sizes = local_batch_sizes(most, least)
     ladder = ladder_of(sizes, least)
-    given_time = {"seconds": seconds, "sample_seconds": sample_seconds, "most_steps": 10}
+    given_time = {"seconds": seconds, "visit": first_visit(sample_seconds)}
     smallest = smallest_size(ladder, sizes[0], **given_time)
     largest = largest_size(ladder, smallest, **given_time)
     middle = middle_size(ladder, smallest, largest)
     assert least <= smallest <= sizes[0]
     assert middle is not None
     assert smallest < middle < largest <= max(sizes)
-    taken = visit_seconds(largest * sample_seconds, 10, first=True)
+    taken = given_time["visit"](largest)
     assert taken <= seconds / 2 or largest == [s for s in ladder if s > smallest][1]
+
+
+def first_visit(sample_seconds, fixed_seconds=0.0):
+    """Seconds of the first visit to a local batch."""
+    return lambda size: visit_seconds(fixed_seconds + size * sample_seconds, 10, first=True)
 
 
 def test_slow_steps_begin_with_smaller_batches():
     ladder = ladder_of([16, 32, 64, 71], 2)
     assert ladder == [2, 4, 8, 16, 32, 64, 71]
-    quick = {"seconds": 4.0, "sample_seconds": 0.001, "most_steps": 10}
-    slow = {**quick, "sample_seconds": 0.06}
-    assert smallest_size(ladder, 16, **quick) == 16
-    assert largest_size(ladder, 16, **quick) == 71
-    assert smallest_size(ladder, 16, **slow) == 2
-    fixed = {**slow, "sample_seconds": 0.001, "fixed_seconds": 0.02}
-    assert smallest_size(ladder, 16, **fixed) == 16
-    assert smallest_size(ladder, 16, **{**fixed, "fixed_seconds": 0.04}) == 8
-    assert largest_size(ladder, 2, **slow) == 8
+    quick, slow = first_visit(0.001), first_visit(0.06)
+    assert smallest_size(ladder, 16, seconds=4.0, visit=quick) == 16
+    assert largest_size(ladder, 16, seconds=4.0, visit=quick) == 71
+    assert smallest_size(ladder, 16, seconds=4.0, visit=slow) == 2
+    assert smallest_size(ladder, 16, seconds=4.0, visit=first_visit(0.001, 0.02)) == 16
+    assert smallest_size(ladder, 16, seconds=4.0, visit=first_visit(0.001, 0.04)) == 8
+    assert largest_size(ladder, 2, seconds=4.0, visit=slow) == 8
 
 
 def test_the_peak_to_come_goes_on_as_the_last_segment_does():

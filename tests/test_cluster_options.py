@@ -21,7 +21,7 @@ from batchwright.planning.candidates.worker_types import worker_types_of
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.step_time import StepTimeModel
 from batchwright.probing.commands import Point
-from batchwright.probing.kinds import Place, kinds_of, said_of_all
+from batchwright.probing.kinds import Place, common_kind, kinds_of
 from batchwright.records import Goal, KindCount, Link, Plan, WorkerKind
 from batchwright.workflows.together import places_in
 from samples import make_data, make_kind_profile, reason
@@ -388,7 +388,7 @@ def test_a_host_that_is_clearly_slower_is_a_kind_of_its_own():
     assert fast.steps[0].sync_seconds == pytest.approx(0.003)
     assert fast.steps[0].step_seconds == pytest.approx((first.step_seconds - 0.003) / 2 + 0.003)
     names = [fast.kind, slow.kind]
-    assert [one.named_among(names, "") for one in places] == names
+    assert [one.kind_in_plan(names, "") for one in places] == names
     assert not measured_together(paces=(1.0, 1.1))[0].kinds
 
 
@@ -396,14 +396,14 @@ def test_hosts_of_the_kind_that_a_job_names_are_one_and_others_say_so():
     assert not measured_together(named="gpu")[0].kinds
     profile, places = measured_together((1.0, 2.0, 2.0), names=("gpu", "gpu", "b"), named="gpu")
     assert [(one.kind, one.workers) for one in profile.kinds] == [("gpu", 2), ("b", 1)]
-    assert said_of_all(places, "gpu") == "gpu"
-    assert said_of_all(places[2:], "gpu") == "b"
+    assert common_kind(places, "gpu") == "gpu"
+    assert common_kind(places[2:], "gpu") == "b"
     silent = replace(places[0], kind=places[0].device_name)
-    assert said_of_all([silent], "") == ""
-    assert silent.called("gpu") == places[0]
-    assert places[2].called("gpu") == places[2]
-    assert silent.named_among(["gpu", "b"], "gpu") == "gpu"
-    assert silent.named_among(["gpu", silent.device_name], "gpu") == silent.device_name
+    assert common_kind([silent], "") == ""
+    assert silent.with_kind("gpu") == places[0]
+    assert places[2].with_kind("gpu") == places[2]
+    assert silent.kind_in_plan(["gpu", "b"], "gpu") == "gpu"
+    assert silent.kind_in_plan(["gpu", silent.device_name], "gpu") == silent.device_name
 
 
 def test_kinds_that_were_measured_together_are_planned_together():

@@ -11,7 +11,7 @@ import torch
 from batchwright.training.step.clock import DeviceClock, StepClock, clock_for
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.workload.data import copying
-from batchwright.workload.data.copying import made_ahead, sent
+from batchwright.workload.data.copying import copy_to_device, prefetched
 from batchwright.workload.passes.recorded_passes import Recorder
 from test_pipeline import CPU, MIXED, UNIFORM, build
 
@@ -23,11 +23,11 @@ def test_what_is_made_ahead_comes_in_order_by_a_thread_of_its_own():
         makers.add(threading.current_thread())
         return (torch.tensor(number),)
 
-    made = [int(one) for (one,) in made_ahead(make, range(7), CPU)]
+    made = [int(one) for (one,) in prefetched(make, range(7), CPU)]
     assert made == list(range(7))
     assert len(makers) == 1
     assert threading.current_thread() not in makers
-    assert list(made_ahead(make, (), CPU)) == []
+    assert list(prefetched(make, (), CPU)) == []
 
 
 def test_one_more_is_asked_for_than_was_given_out():
@@ -38,7 +38,7 @@ def test_one_more_is_asked_for_than_was_given_out():
             asked.append(number)
             yield number
 
-    made = made_ahead(lambda number: (torch.tensor(number),), requests(), CPU)
+    made = prefetched(lambda number: (torch.tensor(number),), requests(), CPU)
     next(made)
     assert asked == [0, 1]
     next(made)
@@ -53,7 +53,7 @@ def test_an_error_comes_with_its_batch():
             raise ValueError("the second")
         return (torch.tensor(number),)
 
-    made = made_ahead(make, range(3), CPU)
+    made = prefetched(make, range(3), CPU)
     assert int(next(made)[0]) == 0
     with pytest.raises(ValueError, match="the second"):
         next(made)
@@ -68,7 +68,7 @@ def test_what_found_no_memory_beside_a_step_is_made_after_it():
             raise torch.OutOfMemoryError("CUDA out of memory")
         return (torch.tensor(number),)
 
-    made = made_ahead(make, range(3), CPU)
+    made = prefetched(make, range(3), CPU)
     assert [int(next(made)[0]) for _ in range(2)] == [0, 1]
     with pytest.raises(torch.OutOfMemoryError):
         next(made)
@@ -81,7 +81,7 @@ def test_batches_made_ahead_are_those_made_one_by_one(store):
     ahead = build(store)
     found = (
         ahead._finished(gathered, 12)
-        for gathered in made_ahead(lambda some: ahead._gathered(some, 2, 12), batches, CPU)
+        for gathered in prefetched(lambda some: ahead._gathered(some, 2, 12), batches, CPU)
     )
     for (images, labels), (ours, own) in zip(wanted, found, strict=True):
         assert torch.equal(images, ours)
@@ -89,7 +89,7 @@ def test_batches_made_ahead_are_those_made_one_by_one(store):
 
 
 class Stream:
-    """As far as `made_ahead` and a `Recorder` look into one of CUDA's."""
+    """As far as `prefetched` and a `Recorder` look into one of CUDA's."""
 
     def __init__(self, number):
         self.number = number
@@ -113,20 +113,20 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", stream)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(copying, "enter", lambda device: device)
-    copying.aside_of.cache_clear()
+    copying.copy_stream.cache_clear()
     yield given
-    copying.aside_of.cache_clear()
+    copying.copy_stream.cache_clear()
 
 
 def test_each_epoch_is_made_ahead_in_the_same_stream(streams):
     for _ in range(2):
-        assert len(list(made_ahead(lambda _: (), range(3), torch.device("cuda", 0)))) == 3
+        assert len(list(prefetched(lambda _: (), range(3), torch.device("cuda", 0)))) == 3
     assert streams == [0]
 
 
 def test_nothing_is_recorded_in_the_stream_in_which_others_are_made_ahead(streams):
     """What a thread copies meanwhile would be recorded in place of done."""
-    aside = copying.aside_of(torch.device("cuda", 0))
+    aside = copying.copy_stream(torch.device("cuda", 0))
     recorded = [Recorder()._stream() for _ in range(5)]
     assert [one.number for one in recorded] == [1, 2, 1, 2, 1]
     assert aside not in recorded
@@ -134,7 +134,7 @@ def test_nothing_is_recorded_in_the_stream_in_which_others_are_made_ahead(stream
 
 def test_on_the_cpu_nothing_is_sent():
     tensor = torch.ones(2)
-    assert sent(tensor, CPU) is tensor
+    assert copy_to_device(tensor, CPU) is tensor
 
 
 # --------------------------------------------------------------------------------------- the clock

@@ -87,7 +87,7 @@ class Played(RECORDER):
 def played(monkeypatch):
     """All networks are replayed as on a GPU."""
     Played.recorded, Played.replayed = [], []
-    monkeypatch.setattr(recorded_passes, "aside_of", lambda device: None)  # no CUDA to ask
+    monkeypatch.setattr(recorded_passes, "copy_stream", lambda device: None)  # no CUDA to ask
     monkeypatch.setattr(cuda_graphs, "Recorder", Played)
     return Played
 

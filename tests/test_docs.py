@@ -204,7 +204,7 @@ def test_a_claim_holds_where_goals_are_met_or_spreads_lie_apart():
 
     def verdict(*names, over=None, told=""):
         results = {name: f"a.{name}" for name in names}
-        return table.verdict(table.Claim("", results, over=over, told=told), figures)
+        return table.verdict(table.Claim("", results, over=over, outcome=told), figures)
 
     assert [verdict("low"), verdict("high"), verdict("low", "high")] == ["yes", "no", "partly"]
     assert [verdict("open"), verdict("open", "low")] == ["not shown", "partly"]

@@ -173,9 +173,9 @@ def right(outputs, labels):
     "training.batches.randomness:random_states",
     "workload.data.pipeline:ImagePipeline._level_of",
     "workload.data.pipeline:ImagePipeline.training_batches",
-    "workload.data.pipeline:_Level.here",
+    "workload.data.pipeline:_Level.on_gpu",
     "workload.data.pipeline:flip",
-    "workload.data.copying:sent",
+    "workload.data.copying:copy_to_device",
     "distributed.transports:fetched",
     "distributed.transports:on_its_way",
     "training.step.updater:Updater.__init__",
@@ -412,14 +412,14 @@ def test_a_step_makes_the_host_wait_at_most_once(kind, monkeypatch):
 
 
 @reaches(
-    "workload.data.copying:aside_of",
-    "workload.data.copying:made_ahead",
-    "workload.data.copying:made_ahead.work",
-    "workload.data.copying:made_ahead.taken",
+    "workload.data.copying:copy_stream",
+    "workload.data.copying:prefetched",
+    "workload.data.copying:prefetched.work",
+    "workload.data.copying:prefetched.taken",
     "workload.data.pipeline:_stream",
 )
 def test_images_that_do_not_stay_on_the_gpu_come_ahead(monkeypatch):
-    copying.aside_of.cache_clear()  # others may have come by it
+    copying.copy_stream.cache_clear()  # others may have come by it
     stays = train()
     monkeypatch.setattr(pipelines, "RESIDENT_BYTES", 0)
     for ours, theirs in zip(train().parameters(), stays.parameters(), strict=True):
@@ -608,7 +608,7 @@ def test_images_that_stay_on_the_gpu_are_what_it_holds_beside_a_step():
     before = allocated()
     bench = Bench(job, ImageData(images, store(48, side), facts, MIDDLE, MIDDLE), Group(GPU))
     bench.batches.hold_images()
-    bench.let_go()
+    bench.release()
     held = held_bytes(bench) - before
     bench.close()
     assert len(images.pixels) <= held <= len(images.pixels) + 2**26
@@ -727,10 +727,10 @@ def test_the_doctor_names_the_gpu():
     assert "GPU" in "".join(str(one) for one in doctor.examine(batchwright.__version__))
 
 
-@reaches("workload.host:shared_out", "workload.host:identity")
+@reaches("workload.host:assigned_device", "workload.host:identity")
 def test_workers_of_another_launcher_take_the_gpus_that_each_sees():
     count = torch.cuda.device_count()
-    found = [host.shared_out("cuda", rank) for rank in range(count + 1)]
+    found = [host.assigned_device("cuda", rank) for rank in range(count + 1)]
     assert found == [torch.device("cuda", rank % count) for rank in range(count + 1)]
     assert len({host.identity(device) for device in found}) == count  # one has a GPU twice
     assert not host.identity(torch.device("cpu"))
@@ -862,4 +862,4 @@ def test_two_workers_on_one_gpu_are_refused_before_nccl_does(crew):
 def test_two_gpus_train_to_the_same_weights(crew):
     first, second = crew.together(trains_on_its_own, workers=2)
     assert first == second
-    assert copying.sent(torch.ones(1), GPU).device == GPU
+    assert copying.copy_to_device(torch.ones(1), GPU).device == GPU

@@ -33,7 +33,7 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.muon import muon
 from batchwright.workload.networks import resnet8
-from batchwright.workload.optimizers import adamw, leaves_out_steps, sgd
+from batchwright.workload.optimizers import adamw, can_skip_steps, sgd
 from far import FAR, far_device, in_this_thread
 from samples import make_job
 from test_probe import tiny_image_data, tiny_job
@@ -267,14 +267,14 @@ def test_an_optimizer_that_does_more_than_torchs_is_stepped_by_the_host(build):
 def test_whether_an_optimizer_can_leave_out_a_step_is_asked_of_what_steps():
     weights = [torch.nn.Parameter(torch.ones(3))]
     fused = torch.optim.AdamW(weights, fused=True)
-    assert leaves_out_steps(fused)
-    assert leaves_out_steps(adamw(torch.nn.Linear(2, 2), make_job(), 0.1))
+    assert can_skip_steps(fused)
+    assert can_skip_steps(adamw(torch.nn.Linear(2, 2), make_job(), 0.1))
     torch.optim.lr_scheduler.StepLR(fused, 1)  # wraps its step, and changes nothing in it
-    assert leaves_out_steps(fused)
-    assert not leaves_out_steps(Wrapped(fused))
-    assert not leaves_out_steps(torch.optim.AdamW(weights))
+    assert can_skip_steps(fused)
+    assert not can_skip_steps(Wrapped(fused))
+    assert not can_skip_steps(torch.optim.AdamW(weights))
     fused.load_state_dict(torch.optim.AdamW(weights).state_dict())
-    assert not leaves_out_steps(fused)
+    assert not can_skip_steps(fused)
 
 
 class Bare(torch.optim.SGD):
@@ -300,9 +300,9 @@ def test_an_optimizer_without_lists_of_hooks_is_stepped_by_the_host(monkeypatch)
     found, _ = updates_of(plan_for(), lambda network: Outside(by_sgd(network)))
     assert {before for before, _, _ in found} == {1}
     fused = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], fused=True)
-    assert not leaves_out_steps(Bare(fused))
+    assert not can_skip_steps(Bare(fused))
     monkeypatch.delattr(optimizers.torch_optimizers, "_global_optimizer_pre_hooks")
-    assert not leaves_out_steps(fused)
+    assert not can_skip_steps(fused)
 
 
 def test_losses_weighed_otherwise_are_stepped_by_the_host():

@@ -169,6 +169,20 @@ def test_labels_of_tar_files_may_be_words_or_stand_in_json(tmp_path: Path) -> No
     )
 
 
+def test_a_named_key_of_the_json_goes_before_other_labels_of_tar_files(tmp_path: Path) -> None:
+    members = samples(0, ["0", "1", "0", "1"])
+    path = tar(tmp_path / "a.tar", members)
+    said = refused(f"wds:{path}", val=0.5, data_args={"label": "kind"})
+    assert "it has cls besides its image; data_args.label=kind is neither an ending" in said
+    for i in range(4):
+        members[f"{i:03}.json"] = json.dumps({"kind": "ab"[i // 2]}).encode()
+    tar(path, members)
+    named = open_(f"wds:{path}", val=0.5, data_args={"label": "kind"})
+    assert named.facts.classes == ("a", "b")
+    by_ending = open_(f"wds:{path}", val=0.5, data_args={"label": "cls"})
+    assert by_ending.facts.classes == open_(f"wds:{path}", val=0.5).facts.classes == ("0", "1")
+
+
 def test_images_in_tar_files_may_stay_there(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sources, "fits_the_disk", lambda _: False)
     data = open_(f"wds:{shards(tmp_path)}")

@@ -21,7 +21,7 @@ import forked
 from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import DataError, SharedMemoryError
 from batchwright.records.documents import write_record
-from batchwright.workload.data.loading import batches_of, stay_at_a_stop
+from batchwright.workload.data.loading import batches_of, ignore_stop_signals
 from forked import Forked
 from process_numbers import Processes
 from test_launch import wait_until
@@ -276,14 +276,14 @@ def test_nothing_starts_in_a_process_that_only_imports_the_script(start, capsys)
 
 def test_a_loader_outlives_a_stop_that_every_process_of_a_job_gets():
     """Slurm's TERM to all, or Ctrl-C: workers need batches until the step after which they stop."""
-    loader = DataLoader(Processes(), num_workers=1, worker_init_fn=stay_at_a_stop)
+    loader = DataLoader(Processes(), num_workers=1, worker_init_fn=ignore_stop_signals)
     batches = batches_of(loader)
     process = next(batches).item()
     for name in ("INT", "USR1", "USR2", "TERM"):
         subprocess.run(["/bin/kill", f"-{name}", str(process)], check=True)
     assert sum(1 for _ in batches) == 39
     again = DataLoader(
-        Processes(), num_workers=1, worker_init_fn=stay_at_a_stop, persistent_workers=True
+        Processes(), num_workers=1, worker_init_fn=ignore_stop_signals, persistent_workers=True
     )
     process = next(iter(again)).item()
     os.kill(process, signal.SIGTERM)  # from its own worker
@@ -296,7 +296,9 @@ def test_no_thread_of_a_loader_takes_a_stop_but_the_one_that_waits_for_it():
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        batches = batches_of(DataLoader(Processes(), num_workers=1, worker_init_fn=stay_at_a_stop))
+        batches = batches_of(
+            DataLoader(Processes(), num_workers=1, worker_init_fn=ignore_stop_signals)
+        )
         process = next(batches).item()
         told = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/status")]
     finally:
@@ -310,7 +312,7 @@ def test_no_thread_of_a_loader_takes_a_stop_but_the_one_that_waits_for_it():
 STOPPED = """
 import multiprocessing, signal, sys, time
 from torch.utils.data import DataLoader, Dataset
-from batchwright.workload.data.loading import batches_of, stay_at_a_stop
+from batchwright.workload.data.loading import batches_of, ignore_stop_signals
 
 class Held(Dataset):
     def __init__(self):
@@ -329,7 +331,7 @@ if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[1], force=True)
     if sys.argv[1] == "forkserver":
         multiprocessing.Lock()  # what tracks it runs before the server does
-    loader = DataLoader(Held(), num_workers=1, worker_init_fn=stay_at_a_stop)
+    loader = DataLoader(Held(), num_workers=1, worker_init_fn=ignore_stop_signals)
     held = next(batches_of(loader)).item()
     other = multiprocessing.Process(target=time.sleep, args=(600,))
     other.start()
@@ -361,10 +363,10 @@ def test_a_loader_ends_with_the_worker_that_made_it(tmp_path, method, forks):
     script.write_text(
         "import sys, time\n"
         "from torch.utils.data import DataLoader\n"
-        "from batchwright.workload.data.loading import stay_at_a_stop\n"
+        "from batchwright.workload.data.loading import ignore_stop_signals\n"
         "from process_numbers import Processes\n"
         "if __name__ == '__main__':\n"
-        "    loader = DataLoader(Processes(), num_workers=1, worker_init_fn=stay_at_a_stop,\n"
+        "    loader = DataLoader(Processes(), num_workers=1, worker_init_fn=ignore_stop_signals,\n"
         "                        multiprocessing_context=sys.argv[1])\n"
         "    batches = iter(loader)\n"
         "    print(next(batches).item(), flush=True)\n"
@@ -423,4 +425,8 @@ class Ending(Dataset):
 )
 def test_what_ended_a_loader_process_is_told(number, kind, said):
     with pytest.raises(kind, match=said):
-        list(batches_of(DataLoader(Ending(number), num_workers=1, worker_init_fn=stay_at_a_stop)))
+        list(
+            batches_of(
+                DataLoader(Ending(number), num_workers=1, worker_init_fn=ignore_stop_signals)
+            )
+        )

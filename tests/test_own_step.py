@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import batchwright as bw
 from batchwright.errors import ArgumentError, DataError, Interrupted, JobError, LostWorkerError
 from batchwright.probing import commands, own_step
-from batchwright.probing.measure.timing import follow, on_any
+from batchwright.probing.measure.timing import from_rank_0, on_any_worker
 from far import FAR, far_device
 
 QUICK = {"probe": {"budget": 1}, "epochs": 2}
@@ -158,7 +158,9 @@ def failed_on_the_first(rank, place):
 
     with pytest.MonkeyPatch.context() as patch:
         if place == "behind its last exchange":
-            patch.setattr(own_step.Found, "put_back", failing(own_step.Found.put_back))
+            patch.setattr(
+                own_step.StepContents, "put_back", failing(own_step.StepContents.put_back)
+            )
         network = nn.Linear(8, 8)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 
@@ -244,7 +246,7 @@ def test_what_is_put_back_takes_no_memory_of_a_gpu_meanwhile():
             return [one.detach().clone().near for one in (*layer.parameters(), *states)]
 
         step()
-        before, found = values(), own_step.Found()
+        before, found = values(), own_step.StepContents()
         seen.waits.clear()
         with found.watching():
             step()
@@ -304,5 +306,5 @@ def test_workers_agree_where_they_compute():
 
     with far_device():
         group = SimpleNamespace(rank=0, device=FAR, sum=summed)
-        assert follow(group, 3) == 3
-        assert on_any(group, here=True)
+        assert from_rank_0(group, 3) == 3
+        assert on_any_worker(group, here=True)

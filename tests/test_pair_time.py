@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf, log
 from statistics import stdev
@@ -19,7 +20,7 @@ from batchwright.probing.measure import pair_time
 from batchwright.probing.pairs import BUDGET, ENOUGH_VISITS, MIN_VISITS, PairVisits, pair_measurer
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Killed
-from batchwright.records import Job, MemoryParts, ProbeSettings, Profile
+from batchwright.records import CompilationTimes, Job, MemoryParts, ProbeSettings, Profile
 from batchwright.records.job_sections import MIN_BUDGET
 from samples import make_data, make_job, make_network, make_profile
 from test_match_rounds import make_pair
@@ -46,6 +47,7 @@ class Machine:
     large: float = inf
     seconds: float = 0.0
     visits: list[commands.VisitPair] = field(default_factory=list)
+    compiled: bool = False
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def clock(self):
@@ -67,6 +69,16 @@ class Machine:
                     threads=1,
                     memory_bytes=1024 * MIB,
                     allocator="",
+                )
+            case commands.Compile():
+                self.compiled = True
+                return CompilationTimes(
+                    resolution=command.resolution,
+                    local_batch_size=command.wanted_batch_size,
+                    training_seconds=1000.0,
+                    plain_seconds=0.1,
+                    asked=command.asked,
+                    chosen=True,
                 )
             case commands.Weigh():
                 fits = command.local_batch_size < self.large
@@ -279,6 +291,17 @@ def test_a_step_that_the_others_did_not_see_to_its_end_does_not_count(monkeypatc
     monkeypatch.setattr(worker, "step", step)
     ((large, _), _) = visited(worker, monkeypatch)
     assert large == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("compiling", ["on", "off"])
+def test_pairs_of_a_compiled_training_are_measured_compiled(tmp_path, monkeypatch, compiling):
+    machine = Machine()
+    monkeypatch.setattr("batchwright.probing.pairs.measuring", lambda *_: nullcontext(machine))
+    plain = {"activation_checkpointing": "off", "cuda_graphs": "off", "precision": "float32"}
+    job = make_job(compile=compiling, **plain)
+    with pair_measurer(job, {2}, tmp_path) as measure:
+        measure([PAIR])
+    assert machine.compiled == (compiling == "on")
 
 
 # ------------------------------------------------------------------------------- real processes

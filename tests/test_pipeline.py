@@ -339,8 +339,10 @@ def test_half_the_strength_crops_around_the_middle():
 def test_where_rows_start_is_made_anew_for_each_stream(monkeypatch):
     """What one stream of a GPU has made, another would use before it is there."""
     made, images = [], torch.zeros(4, 8, 8, 3, dtype=torch.uint8)
-    usual = module.sent
-    monkeypatch.setattr(module, "sent", lambda *given: made.append(given) or usual(*given))
+    usual = module.copy_to_device
+    monkeypatch.setattr(
+        module, "copy_to_device", lambda *given: made.append(given) or usual(*given)
+    )
     module._row_starts.cache_clear()
     for stream in (1, 2, 1):
         monkeypatch.setattr(module, "_stream", lambda device, at=stream: at)

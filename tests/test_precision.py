@@ -12,6 +12,7 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.planning.measurements import measured_precision
 from batchwright.probing.bench import Bench, sides_of
+from batchwright.probing.commands import Compared
 from batchwright.probing.measure import comparison
 from batchwright.probing.measure import precision as module
 from batchwright.probing.measure.comparison import WORTHWHILE, compare
@@ -202,8 +203,8 @@ def test_what_a_plan_may_choose_is_compared():
 
 def test_there_is_nothing_to_compare_without_hardware_or_choice(monkeypatch):
     machine = Machine(float32=(0, 1), bfloat16=(0, 1))
-    assert chosen(machine, monkeypatch, bfloat16=False) == ("float32", (), None)
-    assert chosen(machine, monkeypatch, precision="bfloat16") == ("bfloat16", (), None)
+    assert chosen(machine, monkeypatch, bfloat16=False) == Compared(precision="float32")
+    assert chosen(machine, monkeypatch, precision="bfloat16") == Compared(precision="bfloat16")
     assert not machine.steps
 
 

@@ -25,7 +25,7 @@ from batchwright.probing.measure.memory import estimate_peak, held_bytes, weigh
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.probe import Reporter, measure_points, probe
 from batchwright.probing.replays import Replays
-from batchwright.probing.workers import Here
+from batchwright.probing.workers import InProcess
 from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.reporting.render.progress import steps
 from batchwright.workload.data.sources import ImageData
@@ -243,7 +243,7 @@ def test_what_a_gpu_holds_is_told_once_all_images_are_there(monkeypatch):
     monkeypatch.setattr(Batches, "hold_images", lambda batches: there.append("images"))
     monkeypatch.setattr(Replays, "forget", lambda replays: there.append("nothing recorded"))
     monkeypatch.setattr(executor, "held_bytes", lambda bench: there.append("counted") or 123)
-    with closing(Here(Job(data="digits", device="cpu", resolutions=(8,)))) as here:
+    with closing(InProcess(Job(data="digits", device="cpu", resolutions=(8,)))) as here:
         prepare = commands.Prepare(workers=1, precision="float32")
         assert here.ask(prepare, commands.Prepared).held_bytes == 123
     assert there[-3:] == ["images", "nothing recorded", "counted"]

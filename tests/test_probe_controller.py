@@ -152,7 +152,7 @@ class Machine:
     def _compile(self, command):
         self.seconds += command.seconds
         self.replays = self.replays and not self.compiling_pays
-        times = CompilationTimes(
+        return CompilationTimes(
             resolution=command.resolution,
             local_batch_size=command.wanted_batch_size,
             training_seconds=1000.0,
@@ -160,18 +160,16 @@ class Machine:
             asked=command.asked,
             chosen=self.compiling_pays,
         )
-        return commands.Compiled(times=times)
 
     def _replay(self, command):
         self.seconds += command.seconds
         self.replays = True
-        times = GraphTimes(
+        return GraphTimes(
             resolution=command.resolution,
             local_batch_size=command.wanted_batch_size,
             plain_seconds=0.012,
             chosen=True,
         )
-        return commands.Replayed(times=times)
 
     def _guess(self, command):
         return commands.Guessed(peak_bytes=self.peak(command) - self.held)
@@ -195,7 +193,7 @@ class Machine:
 
     def _exchange(self, command):
         self.seconds += command.seconds
-        time = CollectiveTime(
+        return CollectiveTime(
             operation=command.operation,
             bytes=command.bytes,
             workers=command.workers,
@@ -204,7 +202,6 @@ class Machine:
             high=0.001,
             repeats=3,
         )
-        return commands.Exchanged(time=time)
 
     def _noise(self, command):
         self.seconds += command.seconds

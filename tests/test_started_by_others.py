@@ -459,7 +459,7 @@ def test_a_worker_takes_its_own_of_the_gpus_that_it_sees(monkeypatch, visible, d
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     for asked in ("cuda", "auto"):
-        assert [str(host.shared_out(asked, rank)) for rank in (0, 1)] == devices
+        assert [str(host.assigned_device(asked, rank)) for rank in (0, 1)] == devices
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def visited(monkeypatch, machine, most_steps):
     # Its own name: a thread that another test left may sleep, too.
     clock = SimpleNamespace(sleep=bench.sleep, perf_counter=lambda: bench.seconds)
     monkeypatch.setattr(step_time, "time", clock)
-    monkeypatch.setattr(step_time, "follow", lambda group, number: number)
+    monkeypatch.setattr(step_time, "from_rank_0", lambda group, number: number)
     steps, _, told = visit_beside_loading(bench, bench, 8, 8, seconds=inf, most_steps=most_steps)
     return steps, told
 

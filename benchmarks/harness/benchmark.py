@@ -4,11 +4,11 @@ Each runs from the project's root as
 
     python -m benchmarks.TOPIC.NAME [--quick|--full] [--data DIR] [--json FILE] [--keep DIR]
 
-and prints a table of figures. --full measures all of them and keeps the report in
-benchmarks/results; --quick copies from the newest one there what only --full measures, and where it
-can measures that once more with few seeds as a check. --keep keeps each finished run, where a
-benchmark takes hours, and goes on from what is there. A figure that was neither measured nor kept
-is left out, never filled in.
+and prints a table of figures. --full measures all figures and keeps the report in
+benchmarks/results. --quick copies the figures that only --full measures from the newest report
+there, and, where it can, measures them with few seeds as a check. --keep keeps each finished run of
+benchmarks that take hours, and goes on from the runs that are kept. A figure that was neither
+measured nor kept is left out, never filled in.
 """
 
 from __future__ import annotations
@@ -37,35 +37,36 @@ from benchmarks.harness.figures import Figure, Value, print_values
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SINCE = "2026-11-24"
-"""Reports of earlier days count no more: since then the package was laid out anew (decision 48),
-and steps, exchange and planner changed. docs/log.md has their figures, each benchmark's below its
-name. When a change as large moves this day on, what falls out then goes there, too."""
+"""Reports of earlier days do not count: since then the package was laid out anew (decision 48), and
+steps, exchange and planner changed. docs/log.md has their figures, each benchmark's below its name.
+When another change as large moves this day, the figures that drop out move there as well."""
 KEPT = "kept: "
-"""How the source of a figure begins that is copied from an older report."""
+"""Prefix of the source of a figure that was copied from an older report."""
 
 _PEERS = (
     *("torch", "numpy", "lightning", "transformers", "accelerate", "pytorch-optimizer"),
     *("tensorboard", "mlflow", "wandb", "trackio"),
-)  # whose versions a report tells, where they are installed
-COMMITS = "commits of the runs"  # among measurements: how many each made, where several did
-BUSY_LOAD = 0.5  # programs that want to compute, over the last minute
+)  # packages whose versions a report records, where they are installed
+COMMITS = "commits of the runs"  # key of measurements: number of runs by commit, where several ran
+BUSY_LOAD = 0.5  # load average of the last minute above which the machine counts as busy
 
 Measurements = dict[str, Any]
-"""The single values behind the figures, by what they are of."""
+"""The single values behind the figures, by name."""
 Found = tuple[Mapping[str, Sequence[float] | Value], Measurements]
-"""By figure what was measured of it, or the value itself; and what is behind them."""
+"""By figure, its measurements or its value; and the single values behind them."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the command line says.
+    """The arguments of the command line.
 
     Attributes:
-        full: All figures, kept afterwards; else the timing figures and a check of the kept ones.
+        full: Whether to measure all figures and keep the report; else the timing figures are
+            measured, and the kept ones checked.
         data: Folder with ``cifar-100-python/`` and ``imagenette2-160/``; ``None``: figures that
             need them are left out.
-        json: File for the report; ``None`` writes none.
-        keep: Takes finished runs, where a benchmark can go on from them.
+        json: File for the report; ``None``: none is written.
+        keep: Folder for finished runs, for benchmarks that can go on from them.
     """
 
     full: bool
@@ -76,15 +77,15 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark as it is declared.
+    """The declaration of a benchmark.
 
     Attributes:
-        name: Of its module and its reports.
-        title: Of its table.
-        remark: Below the title: what holds for all figures.
-        figures: In the order of the table.
-        seeds: Used with --full, besides 0.
-        needs_data: ``always``, with ``full`` alone, or not.
+        name: Name of its module and its reports.
+        title: Title of its table.
+        remark: A remark below the title, about all figures.
+        figures: Its figures, in the order of the table.
+        seeds: Seeds used with --full, besides 0.
+        needs_data: When it needs --data: ``always``, ``full`` (with --full alone), or empty: never.
         copies: Whether --quick copies all figures that it does not measure.
     """
 
@@ -100,9 +101,9 @@ class Benchmark:
         return next(one for one in self.figures if one.name == name)
 
     def values(self, found: Mapping[str, Sequence[float] | Value]) -> dict[str, Value]:
-        """By name, the value of each figure that was measured; those without measurements lack.
+        """By name, the value of each measured figure; figures without measurements are left out.
 
-        A name that ends in ``_check`` is that of a figure, measured once more with few seeds.
+        A name with the suffix ``_check`` is a figure that was measured again with few seeds.
         """
         made = {}
         for name, some in found.items():
@@ -122,10 +123,10 @@ class Benchmark:
         """Measure, print, and write the report; with --full it is kept.
 
         Args:
-            measure: f(arguments, temporary folder) -> what was found. The cache of decoded images
-                is in that folder too, and leaves the user's alone.
+            measure: f(arguments, temporary folder) measures. The cache of decoded images is in that
+                folder, too, and not the user's own.
             description: The module's docstring, for --help.
-            words: Command line; unset: this process's.
+            words: Command line; unset: that of this process.
         """
         arguments = parse_arguments(description or "", words)
         needed = ("always", "full") if arguments.full else ("always",)
@@ -160,7 +161,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """--data DIR, which BATCHWRIGHT_DATA may give, too."""
+    """Add --data DIR, whose default is BATCHWRIGHT_DATA."""
     named = os.environ.get("BATCHWRIGHT_DATA")
     parser.add_argument(
         "--data",
@@ -173,9 +174,10 @@ def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None
 
 
 def add_gathering(parser: argparse.ArgumentParser, lines: Path | None) -> None:
-    """What gathers runs as lines of a file is told: --data, --lines, and when to stop.
+    """Add the options of commands that gather runs as lines of a file.
 
-    ``until`` is then when nothing is started any more (`time.monotonic`).
+    They are --data, --lines and --limit-minutes; the last one gives ``until``, the time
+    (`time.monotonic`) after which no run is started.
     """
     add_data(parser, required=True)
     parser.add_argument("--lines", type=Path, metavar="FILE", default=lines)
@@ -208,7 +210,7 @@ def parse_arguments(description: str, words: Sequence[str] | None = None) -> Arg
 
 @contextmanager
 def scratch(folder: Path | None = None) -> Iterator[Path]:
-    """A folder with a cache of decoded images of its own; gone afterwards, unless it is given."""
+    """A folder with its own cache of decoded images; removed afterwards, unless it was given."""
     with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as made:
         folder = folder or Path(made)
         os.environ["BATCHWRIGHT_CACHE"] = str(folder / "cache")
@@ -223,29 +225,29 @@ def module_of(name: str) -> str:
 
 
 def batchwright(*words: object, cwd: Path = ROOT, shown: bool = False) -> dict[str, Any]:
-    """What a command prints as JSON; its messages are told if it fails, or where ``shown``."""
-    told = [sys.executable, "-m", "batchwright", *map(str, words), "--json"]
-    out = None if shown else subprocess.PIPE
-    done = subprocess.run(told, stdout=subprocess.PIPE, stderr=out, text=True, check=False, cwd=cwd)
+    """The JSON that a command prints; its messages are printed if it fails, or if ``shown``."""
+    line = [sys.executable, "-m", "batchwright", *map(str, words), "--json"]
+    err = None if shown else subprocess.PIPE
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=err, text=True, check=False, cwd=cwd)
     if done.returncode:
-        raise SystemExit(f"{shlex.join(told[2:])} failed:\n{done.stderr or ''}")
+        raise SystemExit(f"{shlex.join(line[2:])} failed:\n{done.stderr or ''}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
 def say(text: str) -> None:
-    """How far the run is, on standard error."""
+    """Print a line about the progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def refuse(why: str) -> NoReturn:
-    """End with a line and exit code 2, before anything is measured."""
+    """End with an error message and exit code 2, before anything is measured."""
     say(f"error: {why}")
     raise SystemExit(2)
 
 
 def require(*packages: str) -> None:
-    """Refuse to begin without packages, by the names imported, that would be missed only later."""
+    """End with a message if packages, by their import names, are not installed."""
     if missing := [one for one in packages if find_spec(one) is None]:
         refuse(f"{', '.join(missing)} not installed: pip install '.[benchmark]'")
 
@@ -261,15 +263,15 @@ def make_report(
     seeds: Iterable[int],
     measurements: Measurements,
 ) -> dict[str, Any]:
-    """The JSON object of one run; its command is the same on every machine.
+    """The report of one run as a JSON object; its command does not depend on the machine.
 
     Args:
-        name: The benchmark.
-        arguments: Its command line.
-        values: What was measured or copied.
-        sources: `commit` as it was when the run began; a long run may outlive it.
-        seeds: Used in the run.
-        measurements: The single values behind the figures, by what they are of.
+        name: Name of the benchmark.
+        arguments: Arguments of its command line.
+        values: The figures, measured or copied.
+        sources: The result of `commit` at the start of the run, as the checkout may change later.
+        seeds: Seeds used in the run.
+        measurements: The single values behind the figures, by name.
     """
     words = ["python", "-m", module_of(name), "--full" if arguments.full else "--quick"]
     return {
@@ -283,7 +285,7 @@ def make_report(
 
 
 def environment(seeds: Iterable[int]) -> dict[str, Any]:
-    """Where the run took place: enough to repeat it, nothing that names the machine or its user."""
+    """The environment of the run: enough to repeat it, without the machine's or the user's name."""
     versions = {}
     for package in _PEERS:
         try:
@@ -302,7 +304,7 @@ def environment(seeds: Iterable[int]) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Model name, and what it computes with."""
+    """Model name of the processor, and its vector extensions."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -315,7 +317,7 @@ def _processor() -> str:
 
 
 def warn_if_busy() -> None:
-    """A line on standard error where other programs compute besides."""
+    """Warn on standard error if other programs are computing."""
     load = os.getloadavg()[0]
     if load > BUSY_LOAD:
         say(
@@ -338,14 +340,14 @@ def commit() -> str:
         return done.stdout.strip()
 
     name = git("rev-parse", "--short", "HEAD")
-    # Lines that a benchmark has just kept are no change of what it measures.
+    # Lines that a benchmark has just kept do not change what it measures.
     sources = ("src", "benchmarks", f":!{RESULTS.relative_to(ROOT)}")
     changed = git("status", "--porcelain", "--untracked-files=no", "--", *sources)
     return (name or "unknown") + ("+changes" if changed else "")
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """As indented JSON; NaN and infinity are refused."""
+    """Write a report as indented JSON; NaN and infinity are refused."""
     path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -358,7 +360,7 @@ def keep_report(report: Mapping[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def newest(name: str, folder: Path = RESULTS) -> tuple[dict[str, Any], Path] | None:
-    """The newest kept report of a benchmark, and its file; none of a day before `SINCE`."""
+    """The newest kept report of a benchmark since `SINCE`, and its file; `None`: there is none."""
     reports = [
         (report, path)
         for path in folder.glob(f"{name}-*.json")
@@ -368,12 +370,12 @@ def newest(name: str, folder: Path = RESULTS) -> tuple[dict[str, Any], Path] | N
 
 
 def of_its_own(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Its figures but for those that it copies from an older report, of older code."""
+    """The figures of a report that were measured for it, without those copied from older ones."""
     return [one for one in report["figures"] if not one.get("from", "").startswith(KEPT)]
 
 
 def kept_values(name: str, wanted: Iterable[str], folder: Path = RESULTS) -> list[Value]:
-    """The ``wanted`` figures of the newest kept result, each saying where it is from."""
+    """The ``wanted`` figures of the newest kept report, with that report as their source."""
     found = newest(name, folder)
     if found is None:
         return []

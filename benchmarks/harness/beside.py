@@ -1,8 +1,8 @@
-"""The process that feeds trackers beside a training: kept still, let go on, and watched.
+"""The process that feeds trackers beside a training: stopped, continued, and observed.
 
-What it does costs the training time only while it does it. So a turn without it is one in which it
-stands still, in the same training process; and a turn with it begins when it has nothing left to
-do, and is over when it has nothing left to do again.
+It costs the training time only while it works. So in a turn without it, it is stopped, in the same
+training process; and a turn with it begins when it has no work left, and ends when it has no work
+left again.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from batchwright.client.trackers.following import LOOK_SECONDS, State
 from batchwright.records.lines.line_files import METRICS
 from benchmarks.harness.loads import children, command_line
 
-QUIET_SECONDS = 1.5 * LOOK_SECONDS  # of rest: it has looked at the run at least once
-QUIET_SHARE = 0.03  # of a core, at most, in that time: looks at a folder where nothing is new
-LIMIT_SECONDS = 60.0  # until it rests
+QUIET_SECONDS = 1.5 * LOOK_SECONDS  # in which it has looked at the run folder at least once
+QUIET_SHARE = 0.03  # of a core, for looking at a folder without anything new
+LIMIT_SECONDS = 60.0  # to wait until it has no work left
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Beside:
-    """The process with all that it has started.
+    """The process, with all processes that it has started.
 
     Args:
         trainer: Process number of the training.
         folder: The run folder.
-        clock: Seconds; with ``sleep`` for tests.
-        sleep: For so many seconds.
+        clock: Returns seconds; tests replace it and ``sleep``.
+        sleep: Waits for seconds.
 
     Raises:
-        RuntimeError: By any method: there is none, or it does not come to rest.
+        RuntimeError: By any method: the process has ended, or does not come to rest.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Beside:
         self._clock, self._sleep = clock, sleep
 
     def stand_still(self) -> None:
-        """Do nothing, and take no processor time, until `go_on`."""
+        """Stop the process, so that it takes no processor time until `go_on`."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Go on with what has come meanwhile."""
+        """Continue the process."""
         self._signal(signal.SIGCONT)
 
     def rest(self) -> None:
-        """Wait until the tracker has all lines of the run, and nothing is left to do."""
+        """Wait until the tracker has all lines of the run, and the process has no work left."""
         end = self._clock() + LIMIT_SECONDS
         before = self.seconds()
         while True:
@@ -79,7 +79,7 @@ class Beside:
         return bool(noted) and min(noted) >= written
 
     def seconds(self) -> float:
-        """Processor time of all its processes so far, of those that have ended, too."""
+        """Processor seconds of all its processes so far, ended ones included."""
         ticks = 0
         for pid in self._processes():
             with suppress(OSError):  # it has just ended

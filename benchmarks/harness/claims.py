@@ -1,7 +1,7 @@
-"""What the four papers behind the methods claim, and which figures are about it.
+"""The claims of the four papers behind the methods, and the figures that test them.
 
-`benchmarks.harness.tables` makes docs/papers.md of it: the figures come from the kept reports, and
-whether a claim holds is worked out from them, not written here.
+`benchmarks.harness.tables` makes docs/papers.md from them: the figures come from the kept reports,
+and whether a claim holds is computed from them, not written here.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ EACH = "each of the results"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, and what was measured about it.
+    """A claim, and the figures that test it.
 
     Attributes:
-        words: What is claimed, with the paper's own figure where it has one.
-        results: The figures about it, as ``BENCHMARK.FIGURE``, by what they are of; the first says
-            command and scale.
-        over: It holds where the first of these is above the second: figures, plain numbers, or
-            `EACH`. Without: where the figures reach their goals.
-        command: What measures it, where no figure does: a test, or what remains to be run.
-        told: What came of it, where no figure says it; empty: nobody has run it here.
+        words: The claim, with the paper's own figure where it has one.
+        results: Figures ``BENCHMARK.FIGURE`` by label; the first one's benchmark gives command and
+            scale.
+        over: The claim holds if the first of these is above the second: figures, plain numbers, or
+            `EACH`. Unset: it holds if the figures reach their goals.
+        command: The command that tests the claim where no figure does: a test, or a command that
+            nobody has run yet.
+        outcome: The result of the command, where no figure has it; empty: nobody has run it here.
     """
 
     words: str
     results: Mapping[str, str] = field(default_factory=dict)
     over: tuple[str | float, str | float] | None = None
     command: str = ""
-    told: str = ""
+    outcome: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class Paper:
     """A paper, what it claims, and the benchmarks that are about it.
 
     Attributes:
-        title: As published.
+        title: Title, as published.
         source: Authors, number and versions.
-        known: What of it this project's authors could read.
-        claims: In any order: misses come first in the table.
-        benchmarks: All their figures are listed.
+        known: The parts of the paper that this project's authors could read.
+        claims: The claims in any order; in the table, misses come first.
+        benchmarks: Benchmarks whose figures are all listed.
     """
 
     title: str
@@ -82,7 +83,7 @@ SCALES: Mapping[str, str] = {
     "batch_curves": "CIFAR-100, three small networks, two workers of a core each",
     "gradient_overhead": "`resnet8`, one worker",
 }
-"""By benchmark, in the table's few words."""
+"""By benchmark, its scale in a few words, for the table."""
 
 SMALL_WORKERS = {2: "two", 3: "three"}
 SHARES_NETWORKS = ("resnet8", "mobilenet_small")
@@ -100,7 +101,7 @@ DUAL_BATCH = Paper(
             "Small batches, shares and update factors of tables 2 and 6, and those of eight "
             "workers, follow from the equations",
             command="python -m pytest tests/test_dual_batch.py",
-            told="every row, truncated and rounded as there",
+            outcome="every row, truncated and rounded as there",
         ),
         Claim(
             "A round with two batch sizes takes k times one with large batches, within 0.02",
@@ -400,12 +401,12 @@ DBS = Paper(
         Claim(
             "Shares are made whole as in the example, 13.7, 16.5, 19.6, 14.2 of 64: 14, 16, 20, 14",
             command="python -m pytest tests/test_partition.py",
-            told="exact; and the sum is the batch in every case",
+            outcome="exact; and the sum is the batch in every case",
         ),
         Claim(
             "The weighted gradient is that of one process",
             command="python -m pytest tests/test_reducer.py",
-            told="to rounding",
+            outcome="to rounding",
         ),
         Claim(
             "Shares as published with ResNet-101, DenseNet-121, GoogLeNet and RegNet (several "
@@ -594,7 +595,7 @@ TULA = Paper(
         Claim(
             "AGS with both bounds at 1 is SGD to the bit, and factors stay within their bounds",
             command="python -m pytest tests/test_gradient_scaling.py",
-            told="exact",
+            outcome="exact",
         ),
         Claim(
             "The knee is well below the fastest batch, and takes a few percent more than the least "

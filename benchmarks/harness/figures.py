@@ -1,4 +1,4 @@
-"""Figures: how each is declared, and what was measured of it."""
+"""Figures of benchmarks: their declarations, and their measured values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ THIS_RUN = "measured in this run"
 
 @dataclass(frozen=True)
 class Value:
-    """What was measured of a figure, as a report has it.
+    """The measured value of a figure, as in a report.
 
     Attributes:
-        name: Of the figure.
-        value: In ``unit``.
+        name: Name of the figure.
+        value: The value, in ``unit``.
         unit: ``ratio``, ``images/s``, ``s``, ``share``, ``points`` (hundredths of a share), or what
             was counted.
-        low: Lower end of the spread, which is that of the figure's statistic.
-        high: Upper end.
-        repeats: Measurements behind it.
+        low: Lower end of the spread, which depends on the figure's statistic.
+        high: Upper end of the spread.
+        repeats: Number of measurements.
         goal: The value to reach, if there is one.
-        met: Whether it is reached; ``None`` without a goal.
-        source: Where the value is from; ``from`` in JSON.
+        met: Whether the goal is reached; ``None`` without a goal.
+        source: Source of the value; ``from`` in JSON.
     """
 
     name: str
@@ -40,20 +40,20 @@ class Value:
     source: str = THIS_RUN
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; six significant digits say all that such measurements can."""
+        """JSON values, with six significant digits, more than such measurements have."""
         values = asdict(self)
         values["from"] = values.pop("source")
         return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Value:
-        """What `as_json` gave."""
+        """A value from the result of `as_json`."""
         values = dict(values)
         return cls(source=values.pop("from"), **values)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median, upper quartile; all the same for a single value."""
+    """Lower quartile, median, upper quartile; a single value is all three."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     low, _, high = quantiles(values, n=4, method="inclusive")
@@ -61,8 +61,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean between the ends of Student's 95 % interval; a single value has none."""
-    from scipy.special import stdtrit  # processes of arms import this module, too, and not SciPy
+    """Lower end of Student's 95 % interval, mean, upper end; a single value is all three."""
+    from scipy.special import stdtrit  # here, as arms' processes import this module without SciPy
 
     mean, half = fmean(values), 0.0
     if len(values) > 1:
@@ -79,26 +79,26 @@ STATISTICS: Mapping[str, Callable[[Sequence[float]], tuple[float, float, float]]
     "worst": lambda values: (min(values), max(values), max(values)),  # from the least to it
     "share": lambda values: (fmean(values),) * 3,  # of cases that hold
 }
-"""By name: lower end of the spread, value, upper end."""
+"""By name, a function that returns lower end of the spread, value and upper end."""
 SPREADS_AROUND = frozenset({"median", "mean", "interval"})
-"""Statistics whose spread says how far the value itself may be off."""
+"""Statistics whose spread is an uncertainty of the value itself."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What is measured, and the goal that was set for it.
+    """The declaration of a figure, with its goal.
 
     Attributes:
-        name: In reports.
-        unit: As of `Value`.
-        statistic: Of `STATISTICS`.
-        words: What it is, for the documents, which go by the name without; the name of another
-            figure in braces stands for that one's value.
-        at_least: The value is to be no less.
-        at_most: The value is to be no more.
-        above: The lower end of the interval is to be above; a single value is not judged.
-        near: The value is to be within the second of the first.
-        full: Whether it is measured with --full alone, and --quick copies it.
+        name: Name in reports.
+        unit: As for `Value`.
+        statistic: A name in `STATISTICS`.
+        words: Description for the documents, which otherwise show the name; the name of another
+            figure in braces stands for that figure's value.
+        at_least: Goal: the value is at least this.
+        at_most: Goal: the value is at most this.
+        above: Goal: the lower end of the interval is above this; a single value is not judged.
+        near: Goal: the value is within the second number of the first.
+        full: Whether the figure is measured with --full alone, and copied by --quick.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Figure:
 
     @property
     def has_goal(self) -> bool:
-        """Whether there is a value that it is to reach."""
+        """Whether a goal is declared."""
         return (self.at_least, self.at_most, self.above, self.near) != (None,) * 4
 
     def of(
@@ -124,13 +124,13 @@ class Figure:
         repeats: int | None = None,
         suffix: str = "",
     ) -> Value:
-        """The figure of some measurements.
+        """The value of the figure by its statistic.
 
         Args:
-            values: In the figure's unit.
-            goal: In place of the declared one, where it depends on the run.
-            repeats: Measurements behind them, where they are not one each.
-            suffix: Of the name, where it is a check of the figure.
+            values: Measurements, in the figure's unit.
+            goal: A goal in place of the declared one, where it depends on the run.
+            repeats: Number of measurements, if they are not one for each value.
+            suffix: Suffix of the name, for a check of the figure.
         """
         low, value, high = STATISTICS[self.statistic](values)
         made = self.made(value, low, high, repeats or len(values), goal=goal, suffix=suffix)
@@ -148,7 +148,7 @@ class Figure:
         goal: float | None = None,
         suffix: str = "",
     ) -> Value:
-        """The figure with a value that no statistic gives, held against its goal."""
+        """The figure with a value and a spread from elsewhere, judged by its goal."""
         met = None
         if self.at_least is not None:
             goal = self.at_least if goal is None else goal
@@ -163,22 +163,22 @@ class Figure:
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """``over / under`` round by round."""
+    """``over / under``, round by round."""
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
 def differences(values: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """``values - reference`` pair by pair."""
+    """``values - reference``, pair by pair."""
     return [a - b for a, b in zip(values, reference, strict=True)]
 
 
 def errors(predicted: Iterable[float], measured: Iterable[float]) -> list[float]:
-    """How far predictions are off, as shares of what was measured."""
+    """Absolute errors of predictions, as shares of the measured values."""
     return [abs(a - b) / b for a, b in zip(predicted, measured, strict=True)]
 
 
 def print_values(values: Iterable[Value]) -> None:
-    """A table for a person."""
+    """Print a table of figures."""
     from rich.console import Console
     from rich.table import Table
 

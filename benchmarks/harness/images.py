@@ -1,7 +1,6 @@
-"""Smaller copies of data sets, in the originals' formats, so that ordinary commands take them.
+"""Smaller copies of data sets, in the originals' formats, for use with ordinary commands.
 
-Images are drawn evenly over the original, in its order; held-out images are kept unless said
-otherwise.
+Images are drawn evenly over the original, in its order. By default all held-out images are kept.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import numpy as np
 from batchwright.workload.data import cifar
 
 CIFAR100 = cifar.EDITIONS["cifar100"]
-PICKLE = 4  # the newest protocol that writes an array as the readers of CIFAR files admit it
+PICKLE = 4  # the newest protocol whose pickles of arrays the reader of CIFAR files admits
 
 
 def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | None = None) -> Path:
-    """CIFAR-100 with so many training images, and held-out ones (all, unless told), in a folder.
+    """CIFAR-100 with ``images`` training images and ``held_out`` held-out ones (by default all).
 
-    ``data`` holds ``cifar-100-python/``; so does the folder that is returned.
+    ``data`` holds ``cifar-100-python/``; so does ``folder`` afterwards, which is returned.
     """
     original, copy = cifar.find_folder(CIFAR100, data), folder / CIFAR100.folder
     copy.mkdir(parents=True)
@@ -45,14 +44,21 @@ def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | N
 
 
 def write_cifar(path: Path, pixels: np.ndarray, labels: Iterable[Any]) -> None:
-    """A file of CIFAR-100, from rows of pixels as such files have them."""
+    """Write a file of CIFAR-100.
+
+    Args:
+        path: The file.
+        pixels: uint8 (n, 3072), red, green and blue planes of each image.
+        labels: The images' classes.
+    """
     content = {"data": pixels, CIFAR100.label_key: [int(label) for label in labels]}
     path.write_bytes(pickle.dumps(content, protocol=PICKLE))
 
 
 def smaller_folder(data: Path, images: int, folder: Path, *, held_out: int | None = None) -> Path:
-    """An image folder with so many training images, and held-out ones (all, unless told), as many
-    each class, in ``train/`` and ``val/``.
+    """An image folder with ``train/`` and ``val/``, and equally many images of each class.
+
+    ``images`` are the training images in all, ``held_out`` the held-out ones (by default all).
     """
     parts: dict[str, list[Path]] = {"train": [], "val": []}
     for part, wanted in (("train", images), ("val", held_out)):
@@ -65,7 +71,7 @@ def smaller_folder(data: Path, images: int, folder: Path, *, held_out: int | Non
 
 
 def link_folder(folder: Path, parts: Mapping[str, Iterable[Path]]) -> Path:
-    """An image folder of files that are elsewhere, each in a folder of its class there."""
+    """An image folder of links to files elsewhere, which are in folders of their classes there."""
     for part, files in parts.items():
         for file in files:
             (folder / part / file.parent.name).mkdir(parents=True, exist_ok=True)
@@ -74,14 +80,14 @@ def link_folder(folder: Path, parts: Mapping[str, Iterable[Path]]) -> Path:
 
 
 def evenly(count: int, wanted: int) -> list[int]:
-    """So many indices below ``count``, evenly spaced."""
+    """``wanted`` indices below ``count``, evenly spaced."""
     if wanted > count:
         raise ValueError(f"{wanted} images wanted of {count}")
     return [index * count // wanted for index in range(wanted)]
 
 
 def link(file: Path, copy: Path) -> None:
-    """A file once more, or, on another file system, a copy of it."""
+    """A hard link to a file, or, on another file system, a copy of it."""
     with suppress(OSError):
         os.link(file.resolve(), copy)
         return

@@ -1,9 +1,8 @@
-"""Runs of a benchmark of accuracy: two at a time, a core each, kept as each one ends; or one at a
-time with all cores.
+"""Runs of accuracy benchmarks: two at a time with a core each, or one at a time with all cores.
 
-Such a benchmark takes hours. What came of each run is written down at once, and a run that is there
-already is not made again if the very same plan made it; so it can be stopped at any time and
-started again. What was wanted first is made first.
+Such a benchmark takes hours. The result of each run is kept at once, and a run is not made again if
+a kept one was made by an equal plan; so the benchmark can be stopped at any time and started again.
+Runs are made in the given order.
 """
 
 from __future__ import annotations
@@ -38,34 +37,41 @@ DIVERGED = "gradients were infinite or not a number"  # how training says so whe
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run to be made."""
+    """A run to be made.
 
-    name: str  # of the arm; with the seed it names the run among those of the benchmark
-    seed: int  # as in the plan's job
-    plan: Plan  # what is trained
-    # module, and what its command line begins with; the plan's file and ``--out FOLDER`` follow
+    Attributes:
+        name: Name of the arm; with the seed it identifies the run in the benchmark.
+        seed: Seed of the plan's job.
+        plan: The plan that is trained.
+        words: Module and first words of its command line; the plan's file and ``--out FOLDER``
+            follow.
+        facts: Further fields of the run's line in `RunLines`.
+        alike: Plans whose kept runs count as this one's.
+    """
+
+    name: str
+    seed: int
+    plan: Plan
     words: tuple[str, ...] = TRAIN
-    # what a line of `RunLines` says of it besides
     facts: Mapping[str, Any] = field(default_factory=dict)
-    # plans whose kept runs count as this one's
     alike: tuple[Plan, ...] = ()
 
     @property
     def title(self) -> str:
-        """For files and messages."""
+        """Name of the run, for files and messages."""
         return f"{self.name}-{self.seed}"
 
     @property
     def digest(self) -> str:
-        """Names what is trained, wherever its data are, and by which command: SHA-256, in hex."""
+        """SHA-256, in hex, of the plan, without the place of the data, and of the command."""
         return self.digests[0]
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """`digest`, and those of other runs that count as this one."""
+        """`digest`, and the digests of other runs that count as this one."""
         plans = [self.plan, *self.alike]
-        # Plans of earlier kept runs did not say yet that nothing is recomputed or replayed from
-        # graphs, as "auto" now does.
+        # Plans of earlier kept runs had "auto" where they now say that nothing is recomputed or
+        # replayed from graphs.
         for key in ("cuda_graphs", "activation_checkpointing"):
             plans += [
                 plan.model_copy(update={"job": plan.job.model_copy(update={key: "auto"})})
@@ -75,16 +81,14 @@ class Wanted:
         return tuple(map(self._digest, plans))
 
     def _digest(self, plan: Plan) -> str:
-        """What is as it is by default does not enter, so runs stay kept when jobs and plans gain a
-        field.
-        """
+        """Digest of a plan, without default values: runs stay kept when plans gain a field."""
         others = ""
         if self.words != TRAIN:
-            # Modules have moved since runs were first kept: they are named without their folder.
+            # Modules have moved since runs were first kept, so their folder is left out.
             module, *rest = self.words
             others = " ".join([f"benchmarks.{module.rpartition('.')[2]}", *rest])
         job = plan.job.model_copy(update={"data": plan.data.name})
-        # Which is the data's digest already; plans of earlier kept runs did not say it.
+        # It follows from the data's digest, and plans of earlier kept runs did not have it.
         data = plan.data.model_copy(update={"largest_class": None})
         plan = plan.model_copy(update={"job": job, "data": data, "reasons": ()})
         return hashlib.sha256(
@@ -94,19 +98,25 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """A finished run.
 
-    accuracy: float  # held out, after the last epoch, in percent
-    seconds: float  # of training; simulated ones in a virtual cluster
-    batches: tuple[int, ...]  # local batches in the last row
-    # whether training gave up because gradients stayed infinite; the accuracy is then that of
-    # guessing
+    Attributes:
+        accuracy: Held-out accuracy after the last epoch, in percent.
+        seconds: Seconds of training; simulated ones in a virtual cluster.
+        batches: Local batches of the plan's last stage.
+        diverged: Whether training gave up because gradients stayed infinite; the accuracy is then
+            that of guessing.
+        noise_scale: Last measured gradient noise scale, in samples; ``None``: never measured.
+        curve: Held-out accuracy after each epoch, in percent; empty unless each was evaluated.
+        losses: Held-out loss after each epoch, in nats; empty unless each was evaluated.
+    """
+
+    accuracy: float
+    seconds: float
+    batches: tuple[int, ...]
     diverged: bool = False
-    # gradient noise scale when it was last measured, in samples; ``None``: never
     noise_scale: float | None = None
-    # accuracy held out after each epoch, in percent; empty unless each was evaluated
     curve: tuple[float, ...] = ()
-    # loss held out after each epoch, in nats; empty unless each was evaluated
     losses: tuple[float, ...] = ()
 
 
@@ -115,22 +125,22 @@ Runs = Mapping[str, Sequence[Run]]
 
 
 def accuracies_of(runs: Runs) -> dict[str, list[float]]:
-    """By arm, in percent."""
+    """By arm, the accuracies in percent."""
     return {name: [one.accuracy for one in some] for name, some in runs.items()}
 
 
 def plain_runs(runs: Runs) -> dict[str, list[dict[str, Any]]]:
-    """As a report has them."""
+    """By arm, the runs as JSON values, for a report."""
     return {name: [asdict(one) for one in some] for name, some in runs.items()}
 
 
 class KeptRuns:
-    """Makes runs and keeps what came of them.
+    """Makes runs and keeps their results.
 
     Args:
-        keep: Takes a file for each finished run.
+        keep: Folder for a file of each finished run.
         folder: Takes run folders.
-        alone: A run has the machine to itself, because it has several workers or is timed.
+        alone: Whether a run has the machine to itself, as it has several workers or is timed.
     """
 
     def __init__(self, keep: Path, folder: Path, *, alone: bool = False) -> None:
@@ -138,33 +148,33 @@ class KeptRuns:
         keep.mkdir(parents=True, exist_ok=True)
 
     def make(self, wanted: Sequence[Wanted]) -> list[Run]:
-        """What came of each run, in the order given; what is kept is not made again.
+        """The results of runs, in the given order; kept runs are not made again.
 
         Raises:
-            SystemExit: A run failed otherwise than by diverging; the end of its log is the message.
+            SystemExit: A run failed without diverging; the end of its log is the message.
         """
         todo = [one for one in wanted if self.kept(one) is None]
         say(f"{len(todo)} of {len(wanted)} runs to make")
         self._carry_out(iter(todo))
         found = [self.kept(one) for one in wanted]
-        return [one for one in found if one is not None]  # they have all been made
+        return [one for one in found if one is not None]  # all of them, for the type checker
 
     def by_arm(self, wanted: Sequence[Wanted]) -> dict[str, list[Run]]:
-        """What `make` gives, by name, in the order of the seeds."""
+        """The results of `make` by name, in the order of the seeds."""
         found: dict[str, list[Run]] = {}
         for one, run in zip(wanted, self.make(wanted), strict=True):
             found.setdefault(one.name, []).append(run)
         return found
 
     def kept(self, one: Wanted) -> Run | None:
-        """The run if it is kept and was made by this very plan."""
+        """The kept run that was made by an equal plan, if there is one."""
         try:
             values = json.loads(self._file(one).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         if values.pop("plan") not in one.digests:
             return None
-        values.pop("loss", None)  # older code kept that of the last epoch alone
+        values.pop("loss", None)  # older code kept the last epoch's loss alone
         lists = {key: tuple(values.get(key, ())) for key in ("batches", "curve", "losses")}
         return Run(**{**values, **lists})
 
@@ -173,7 +183,8 @@ class KeptRuns:
         places = [frozenset(cores)] if self._alone else [frozenset({one}) for one in cores]
         places = places[:AT_A_TIME]
         busy: dict[frozenset[int], tuple[subprocess.Popen[bytes], Wanted]] = {}
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
+        # So that the runs are ended below.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             while True:
                 for place in places:
@@ -251,10 +262,10 @@ class KeptRuns:
 
 
 class RunLines(KeptRuns):
-    """Runs kept as lines of one file, which can stand in the repository.
+    """Runs kept as lines of one file, which may be in the repository.
 
     Args:
-        lines: JSON lines, one a run, in the order in which they ended.
+        lines: File of JSON lines, one for each run, in the order in which they ended.
         folder: Takes run folders.
     """
 
@@ -262,12 +273,12 @@ class RunLines(KeptRuns):
         super().__init__(lines.parent, folder)
         self._lines, self._commit = lines, commit()
         self._found = {values["digest"]: values for values in read_lines(lines)}
-        self._told: dict[str, str] = {}  # commits of the runs that were told of, by their digests
+        self._commits: dict[str, str] = {}  # by digest, the commits of runs that `kept` returned
 
     @property
     def commits(self) -> Counter[str]:
-        """How many of the runs that `kept` has told of each commit made."""
-        return Counter(self._told.values())
+        """By commit, the number of runs returned by `kept` that it made."""
+        return Counter(self._commits.values())
 
     def gather(self, wanted: Iterable[Wanted], until: float) -> None:
         """Make the runs that are not kept, and start none after ``until`` (`time.monotonic`)."""
@@ -275,11 +286,11 @@ class RunLines(KeptRuns):
         self._carry_out(takewhile(lambda _: time.monotonic() < until, todo))
 
     def kept(self, one: Wanted) -> Run | None:
-        """The run if a line tells of it and it was made by this very plan, or one that is alike."""
+        """The run of a line that was made by an equal plan, or by one of ``alike``."""
         values = next((self._found[name] for name in one.digests if name in self._found), None)
         if values is None:
             return None
-        self._told[one.digest] = values["commit"]
+        self._commits[one.digest] = values["commit"]
         return Run(
             values["accuracy"],
             values["seconds"],
@@ -306,22 +317,23 @@ class RunLines(KeptRuns):
 
 
 class RunLinesHere(RunLines):
-    """The same, trained in this process with one thread, one after the other: for runs of seconds,
-    which would mostly start processes.
+    """`RunLines` for runs of seconds, which are trained in this process, one after the other.
+
+    They have one thread. Processes of their own would take longer to start than to train.
     """
 
     def __init__(self, lines: Path, folder: Path) -> None:
         super().__init__(lines, folder)
-        os.environ[THREADS] = "1"  # a training takes as many as there are cores by itself
+        os.environ[THREADS] = "1"  # by default a training takes all cores
 
     def _carry_out(self, todo: Iterator[Wanted]) -> None:
         for one in todo:
-            folder, said = self._run(one), ""
+            folder, failure = self._run(one), ""
             try:
                 train(one.plan, run_folder=folder, resume=False)
             except TrainingError as error:
-                said = str(error)
-            self._finish(one, 1 if said else 0, said)
+                failure = str(error)
+            self._finish(one, 1 if failure else 0, failure)
             shutil.rmtree(folder)
 
 
@@ -332,7 +344,7 @@ def append_line(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """What lines of `append_line` say; nothing without the file."""
+    """The values of all lines of `append_line`; none without the file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""What makes workers uneven: a process that takes its share of a core, or a slower pass.
+"""Loads that make workers uneven: a process that takes its share of a core, or slower passes.
 
     with Burner(core=1):
         ...  # whatever is pinned to core 1 runs at half its speed
@@ -21,28 +21,28 @@ from typing import Any, Self
 
 from batchwright.distributed.processes import die_with_parent
 
-STARTER = "BATCHWRIGHT_BURNER_STARTER"  # the process that a burner dies with
+STARTER = "BATCHWRIGHT_BURNER_STARTER"  # environment variable: the process that a burner dies with
 PERIOD_SECONDS = 0.02  # in which a burner with a share below 1 burns once and rests once
 
 
 def pin(core: int) -> None:
-    """Let this process, with all threads it has and will have, run on one core only.
+    """Pin this process, with all its present and later threads, to one core.
 
     Raises:
-        OSError: There is no such core for it.
+        OSError: This process cannot use such a core.
     """
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), {core})
 
 
 class Burner:
-    """A process that competes for a core for real; as a context, while inside.
+    """A process that competes for a core; as a context manager it burns inside.
 
-    Beside one busy process of the same priority the scheduler gives each half of the core.
+    If another process of equal priority is busy there, each gets half of the core.
 
     Args:
-        core: Where it is pinned.
-        share: Of the time that it wants to run; 1 never rests.
+        core: The core that it is pinned to.
+        share: Share of the time in which it wants to run; 1: it never rests.
 
     Raises:
         ValueError: The share is not in (0, 1].
@@ -56,11 +56,11 @@ class Burner:
 
     @property
     def pid(self) -> int | None:
-        """Its process number; ``None`` while it does not burn."""
+        """The burner's process number; ``None`` while it does not burn."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Burn; returns once it does. It dies with the thread that calls this.
+        """Start to burn; returns once it burns. The process dies with the calling thread.
 
         Raises:
             OSError: There is no such core.
@@ -77,16 +77,16 @@ class Burner:
             env={**os.environ, STARTER: str(os.getpid())},
         )
         try:
-            os.sched_setaffinity(self._process.pid, {self.core})  # its starting up is a load too
+            os.sched_setaffinity(self._process.pid, {self.core})  # its start is a load as well
             assert self._process.stdout is not None
-            if not self._process.stdout.readline():  # a line once it burns, or its end
+            if not self._process.stdout.readline():  # it prints a line once it burns
                 raise RuntimeError(f"no burner on core {self.core}: see standard error")
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Leave the core; without effect where it does not burn."""
+        """Stop burning, if it burns."""
         if self._process is None:
             return
         self._process.kill()
@@ -105,14 +105,14 @@ class Slowdown:
     """Makes each forward and backward pass of a network take ``factor`` times as long.
 
     After the backward pass it sleeps for (``factor`` - 1) times the processor time that its thread
-    has used since the forward pass began. So others may have the core meanwhile, and several slow
-    workers fit on one core. The loop itself, and the exchange of gradients, stay as they are.
+    has used since the forward pass began. So the core is free meanwhile, and several slow workers
+    fit on one core. The rest of the loop, and the exchange of gradients, are not slowed.
 
     Args:
-        network: On the CPU; its first parameter is the one whose gradient is made last.
-        factor: At least 1.
-        clock: Processor seconds of this thread.
-        sleep: For so many seconds.
+        network: The network, on the CPU; its first parameter gets its gradient last.
+        factor: The factor, at least 1.
+        clock: Returns processor seconds of this thread.
+        sleep: Waits for seconds.
     """
 
     def __init__(
@@ -145,13 +145,13 @@ def free_port() -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that process ``pid`` has started and that still run, in no order."""
+    """The running processes that process ``pid`` has started, in no order."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
-            # "pid (name) state parent ...", where the name may hold anything
+            # "pid (name) state parent ...", where the name may contain anything
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
         except OSError:  # it has just ended
             continue
@@ -161,14 +161,14 @@ def children(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> bytes:
-    """Of a process; empty if it has ended."""
+    """The command line of a process; empty if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
 
 
 def until(done: Callable[[], bool], seconds: float, *, every: float = 0.02) -> bool:
-    """Wait until ``done()``, at most so long; returns whether it came true."""
+    """Wait until ``done()`` is true, for at most ``seconds``; whether it became true."""
     end = time.monotonic() + seconds
     while not (found := done()) and time.monotonic() < end:
         time.sleep(every)

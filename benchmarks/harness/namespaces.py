@@ -1,4 +1,4 @@
-"""Hosts that are network namespaces of this machine, with torchrun on each."""
+"""Hosts made of network namespaces of this machine, with torchrun on each."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 from benchmarks.harness.benchmark import ROOT
 from benchmarks.harness.loads import children
 
-_BURST_BYTES, _QUEUE = 20_000, "400ms"  # of `tc tbf`: two packets at once, and the longest queue
-_PACKET_BYTES = 9000  # the fewer packets, the less the wire has to do
+_BURST_BYTES, _QUEUE = 20_000, "400ms"  # for `tc tbf`: two packets at once, and the longest queue
+_PACKET_BYTES = 9000  # large, as the wire's work grows with the number of packets
 
 
 class NoHosts(RuntimeError):  # noqa: N818 - what there is not
-    """Why there are no network namespaces here."""
+    """Network namespaces are not available; the message says why."""
 
 
 def command(*words: object) -> None:
-    """Run it.
+    """Run a command.
 
     Raises:
-        NoHosts: It failed.
+        NoHosts: The command failed.
     """
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -35,16 +35,16 @@ def command(*words: object) -> None:
 
 
 class Host:
-    """A network namespace with a host name and address of its own, in which an agent runs.
+    """A network namespace with its own host name and address, in which a torchrun agent runs.
 
     Args:
-        letter: Its name is ``node-`` and this.
-        address: Of its card.
-        folder: Where it runs commands and logs what they print; all hosts may share it.
-        core: The only one that it has; ``None``: all.
+        letter: The host's name is ``node-`` and this letter.
+        address: IPv4 address of its network card.
+        folder: Working folder of its commands, and of their logs; hosts may share it.
+        core: The only core that it may use; ``None``: all cores.
 
     Raises:
-        NoHosts: It cannot be made.
+        NoHosts: The namespace cannot be made.
     """
 
     def __init__(self, letter: str, address: str, folder: Path, core: int | None = None) -> None:
@@ -54,13 +54,13 @@ class Host:
         command("ip", "netns", "add", self.space)
 
     def connect(self) -> None:
-        """Use its card, which must be there."""
+        """Bring up the host's network card, which must exist."""
         command("ip", "-n", self.space, "addr", "add", f"{self.address}/24", "dev", self.card)
         for device in ("lo", self.card):
             command("ip", "-n", self.space, "link", "set", device, "up")
 
     def limit(self, bandwidth: float) -> None:
-        """Send so many bytes per second at most."""
+        """Limit the host to sending ``bandwidth`` bytes per second."""
         command(
             *("ip", "netns", "exec", self.space, "tc", "qdisc", "add", "dev", self.card, "root"),
             *("tbf", "rate", f"{int(8 * bandwidth)}bit"),
@@ -74,10 +74,10 @@ class Host:
 
         Args:
             first: The host of the rendezvous.
-            workers: On this host.
-            words: For Python, such as a script and its arguments.
-            nodes: As torchrun has it.
-            more: Environment variables.
+            workers: Number of workers on this host.
+            words: Arguments of Python, such as a script and its arguments.
+            nodes: torchrun's ``--nnodes``.
+            more: Further environment variables.
         """
         torchrun = [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes),
@@ -97,12 +97,12 @@ class Host:
         self.run(*torchrun, environment=environment)
 
     def run(self, *words: object, environment: dict[str, str]) -> None:
-        """Start a command on this host, which logs to a file named by its letter."""
+        """Start a command on this host; its output goes to a file named by the host's letter."""
         with (self.folder / f"{self.letter}.log").open("ab") as log:
             self.agent = self.popen(*words, env=environment, stdout=log, stderr=log)
 
     def popen(self, *words: object, **options: Any) -> subprocess.Popen[Any]:
-        """A process on this host, in its folder."""
+        """Start a process on this host, in its folder."""
         core = [] if self._core is None else ["taskset", "--cpu-list", str(self._core)]
         named = f'hostname node-{self.letter}; exec "$@"'
         return subprocess.Popen(
@@ -115,16 +115,16 @@ class Host:
         )
 
     def log(self) -> str:
-        """What it has printed."""
+        """The output of this host's commands."""
         path = self.folder / f"{self.letter}.log"
         return path.read_text() if path.exists() else ""
 
     def workers(self) -> list[int]:
-        """Processes that its agent has started."""
+        """Process numbers of the workers that the agent has started."""
         return children(self.agent.pid) if self.agent is not None else []
 
     def kill(self) -> None:
-        """End the agent and its workers at once, as a power cut would."""
+        """Kill the agent and its workers at once, like a power cut."""
         if self.agent is None or self.agent.poll() is not None:
             return
         for number in (self.agent.pid, *self.workers()):
@@ -133,7 +133,7 @@ class Host:
         self.agent.wait()
 
     def remove(self) -> None:
-        """Kill what runs there, and take it away."""
+        """Kill the host's processes, and remove the namespace."""
         self.kill()
         with suppress(NoHosts):
             command("ip", "netns", "del", self.space)
@@ -149,15 +149,16 @@ def hosts_apart(
     cores: Sequence[int] = (),
     kind: type[Host] = Host,
 ) -> Iterator[list[Host]]:
-    """Hosts between which each packet takes its time.
+    """Inside, hosts with a slow network between them.
 
     Args:
-        folder: Which all of them share.
-        count: How many.
-        delay: Of a packet in one direction, in seconds; what it really is, `wire.ping_pong` shows.
-        bandwidth: Of each host, in bytes per second in one direction.
-        cores: Which the hosts have in turn, one each; empty: all have all.
-        kind: Of which class they are.
+        folder: Working folder of all hosts.
+        count: Number of hosts.
+        delay: Delay of a packet in one direction, in seconds; `wire.ping_pong` measures the actual
+            delay.
+        bandwidth: Bandwidth of each host in one direction, in bytes per second.
+        cores: Cores that the hosts get in turn, one each; empty: all hosts use all cores.
+        kind: Class of the hosts.
 
     Raises:
         NoHosts: They cannot be made here.
@@ -195,10 +196,10 @@ def hosts_apart(
 
 
 def refuse_without_namespaces() -> None:
-    """Where nothing of this kind can be made.
+    """Raise if network namespaces cannot be made here.
 
     Raises:
-        NoHosts: What is needed.
+        NoHosts: They cannot; the message says what is needed.
     """
     if sys.platform != "linux" or os.geteuid() or not shutil.which("ip"):
         raise NoHosts("network namespaces need Linux, root and ip: apt-get install iproute2")

@@ -1,4 +1,4 @@
-"""Plans that nothing was measured for, and what they need to know of data and network."""
+"""Plans without a probe, and the facts of data and network that they need."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ ONE_WORKER = "device=cpu launch=in-process workers=1"  # keys of a job, see `job
 
 @dataclass(frozen=True)
 class Opened:
-    """Data and network, as a plan wants to know them."""
+    """Facts of data and network, for a plan."""
 
-    data: str  # as in a job
-    facts: DataFacts  # of these data
+    data: str  # the data's name in a job
+    facts: DataFacts  # of the data
     network: NetworkFacts  # of the network
 
 
 def opened(data: str, network: str, side: int) -> Opened:
-    """Open what a job names."""
+    """Facts of the data and the network that a job would name."""
     facts = open_data(Job(data=data, resolutions=(side,))).facts
     return Opened(data, facts, facts_of(network, len(facts.classes), side))
 
 
 def facts_of(network: str, classes: int, side: int) -> NetworkFacts:
-    """What a plan wants to know of a network."""
+    """Facts of a network, for a plan."""
     return network_facts(network, build_network(network, classes=classes, side=side), side)
 
 
 def made_up_data(name: str, samples: int, classes: int, side: int, held_out: int = 0) -> DataFacts:
-    """Facts of data that are nowhere."""
+    """Facts of data that do not exist."""
     return DataFacts(
         name=name,
         digest="0" * 64,
@@ -57,17 +57,17 @@ def made_up_data(name: str, samples: int, classes: int, side: int, held_out: int
 
 
 def job_from(words: str, **keys: Any) -> Job:
-    """A job by ``key=value`` words, as a command line has them, and by keys that are no text."""
+    """A job from ``key=value`` words, as on a command line, and from keys with other values."""
     return change_job(change_job(Job(), overrides=words.split()), keys)
 
 
 def planned(job: Job, known: Opened) -> Plan:
-    """The plan of a job: what it leaves open is as a plan without profile has it."""
+    """The plan of a job without a profile."""
     return plan_without_profile(resolve(job, known.facts), known.facts, known.network)
 
 
 def quick_precision() -> Literal["float32", "bfloat16"]:
-    """Bfloat16 where the processor computes in it; all runs that are compared have the same."""
+    """bfloat16 if the processor computes in it, else float32; equal for all compared runs."""
     return "bfloat16" if computes_in_bfloat16(CPU) else "float32"
 
 
@@ -84,7 +84,7 @@ def with_rates(plan: Plan, factor: float) -> Plan:
 
 
 def image_pipeline(plan: Plan, data: ImageData, store: ImageStore) -> ImagePipeline:
-    """What feeds stored images to a training as the plan says, cropped and flipped at random."""
+    """The pipeline of stored images for a plan, with random crops and flips."""
     return ImagePipeline(
         store,
         device=CPU,
@@ -105,15 +105,15 @@ def fixed_plan(
     batches: Sequence[int],
     **more: Any,
 ) -> Plan:
-    """A plan that nothing is chosen in: SGD at the job's rate, as the job says all else.
+    """A plan without any choice: SGD at the job's rate, all else from the job.
 
     Args:
         job: Names rate, its batch, decay, precision, augmentation and the highest resolution.
-        facts: Of the data.
-        network: Of the network.
-        rows: Of the plan, by what is not as the job has it throughout.
+        facts: Facts of the data.
+        network: Facts of the network.
+        rows: Stages of the plan, each by the fields that differ from the job's.
         batches: Local batch of each worker.
-        more: Other parts of the plan.
+        more: Other fields of the plan.
     """
     rate = float(job.learning_rate)
     usual = {

@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on this machine, where it is installed: no munge, systemd or cgroups."""
+"""A Slurm cluster of two nodes on this machine, without munge, systemd or cgroups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.harness.loads import free_port, until
 
 INSTALL = "apt-get install slurmctld slurmd slurm-client"
-_LAST_SECONDS = 500.0  # for nodes to come, on a busy machine, and for jobs to end
+_LAST_SECONDS = 500.0  # to wait for nodes, on a busy machine, and for the end of jobs
 
 _CONF = """\
 ClusterName=tests
@@ -48,22 +48,22 @@ PartitionName=p Nodes=n1,n2 Default=YES MaxTime=60 State=UP
 
 
 class NoSlurm(RuntimeError):  # noqa: N818 - what there is not
-    """Why there is no Slurm here."""
+    """Slurm is not available; the message says why."""
 
 
 @contextmanager
 def slurm_nodes(folder: Path) -> Iterator[dict[str, str]]:
-    """Inside, two nodes with two cores each; afterwards nothing of them is left.
+    """Inside, two nodes with two cores each; afterwards all their processes are ended.
 
     Args:
-        folder: Of the daemons' own files.
+        folder: Takes the daemons' files.
 
     Yields:
-        Environment variables for commands that are to find them.
+        Environment variables by which commands find the cluster.
 
     Raises:
-        NoSlurm: It is not installed.
-        TimeoutError: Its nodes do not come.
+        NoSlurm: Slurm is not installed.
+        TimeoutError: The nodes did not come up.
     """
     if missing := [one for one in ("slurmctld", "slurmd", "sbatch") if not shutil.which(one)]:
         raise NoSlurm(f"no {missing[0]}: {INSTALL}")
@@ -73,7 +73,7 @@ def slurm_nodes(folder: Path) -> Iterator[dict[str, str]]:
     configuration.write_text(
         _CONF.format(**values, ports=[free_port() for _ in range(3)]), encoding="utf-8"
     )
-    # Its nodes' names lead nowhere.
+    # The nodes' names cannot be resolved, so the address of rank 0 is given.
     names = {"SLURM_CONF": str(configuration), "MASTER_ADDR": "127.0.0.1"}
     environment = {**os.environ, **names}
     commands = (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"])
@@ -87,7 +87,7 @@ def slurm_nodes(folder: Path) -> Iterator[dict[str, str]]:
             raise TimeoutError(f"Slurm's nodes did not come: {folder / 'daemons.log'}")
         yield environment
     finally:
-        with suppress(subprocess.TimeoutExpired):  # of a command: the daemons end nevertheless
+        with suppress(subprocess.TimeoutExpired):  # a command hangs: the daemons are ended anyway
             _said(environment, "scancel", "--user", getpass.getuser())
             until(lambda: not _said(environment, "squeue", "-h"), _LAST_SECONDS)
         for daemon in daemons:
@@ -108,7 +108,7 @@ def _said(environment: Mapping[str, str], *words: str) -> str:
 
 
 def _kill_what_is_left(configuration: Path) -> None:
-    """Steps that Slurm has not ended: each has the cluster's configuration in its environment."""
+    """Kill job steps that Slurm has not ended, found by the cluster's configuration they have."""
     mark = f"SLURM_CONF={configuration}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

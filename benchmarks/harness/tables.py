@@ -1,11 +1,10 @@
 """Puts the newest kept results into the documents: ``python -m benchmarks.harness.tables``.
 
-Reads the newest report of each benchmark in ``benchmarks/results``, of code that is much as it is
-now (`SINCE`), and replaces what stands between the two comments ``<!-- figures ... -->`` and
-``<!-- /figures -->``: in the README a few of them in one table, in ``docs/measured.md`` all, in
-``docs/papers.md`` what the papers behind the methods claim beside what was measured of it, in
-``docs/methods/`` what was measured of each method. With ``--check`` nothing is written; the exit
-code is 1 if a document is out of step.
+Reads the newest report of each benchmark in ``benchmarks/results`` since `SINCE`, and replaces the
+text between the comments ``<!-- figures ... -->`` and ``<!-- /figures -->``: in the README the main
+figures in one table, in ``docs/measured.md`` all figures, in ``docs/papers.md`` the claims of the
+papers behind the methods beside the figures that test them, in ``docs/methods/`` the figures of
+each method. With ``--check`` nothing is written, and the exit code is 1 if a document differs.
 """
 
 from __future__ import annotations
@@ -132,17 +131,17 @@ HEADLINES = (
     ),
     ("service", "records_lost", "service: records lost in 20 kills"),
 )
-"""Benchmark, figure, and its words, in the README's order; what was never kept is left out."""
+"""Benchmark, figure, and its words, in the README's order; figures without report are left out."""
 
 
 def declared(name: str) -> Benchmark:
-    """The declaration of a benchmark, which stands in its module."""
+    """The declaration of a benchmark, from its module."""
     made: Benchmark = import_module(module_of(name)).BENCHMARK
     return made
 
 
 def headlines(folder: Path = RESULTS) -> str:
-    """Markdown: one table of what matters first."""
+    """Markdown: one table of the main figures."""
     rows, places = [], set()
     for name, figure, words in HEADLINES:
         report, _ = newest(name, folder) or (None, None)
@@ -157,13 +156,13 @@ def headlines(folder: Path = RESULTS) -> str:
 
 
 def tables(folder: Path = RESULTS) -> str:
-    """Markdown: the table of each benchmark with a kept report, and which goals have no figure."""
+    """Markdown: the table of each benchmark with a report, and the goals without a figure."""
     made = [section(declared(one), found[0]) for one in ORDER if (found := newest(one, folder))]
     return "\n".join([*made, *unmeasured(folder)])
 
 
 def unmeasured(folder: Path = RESULTS) -> list[str]:
-    """Lines: each benchmark with goals of which no report of this code has a figure."""
+    """Lines: each benchmark with goals for which no report since `SINCE` has a figure."""
     lines = []
     for name in ORDER:
         report, _ = newest(name, folder) or (None, None)
@@ -177,13 +176,13 @@ def unmeasured(folder: Path = RESULTS) -> list[str]:
 
 
 def earlier(name: str, up: str = "") -> str:
-    """Where the log has what a benchmark gave on older code, for a page ``up`` to docs."""
+    """Where docs/log.md has the older figures of a benchmark; ``up`` is the path to docs/."""
     kept = f"\n### `{name}`\n" in LOG.read_text(encoding="utf-8")
     return f"last figures in [log.md]({up}log.md#{name})" if kept else "never measured"
 
 
 def section(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
-    """Markdown: one row for each figure that was measured, and where it was measured."""
+    """Markdown: one row for each measured figure, and where they were measured."""
     found = measured(benchmark, report)
     worded = [_row(figure, words, one) for figure, words, one in found if words]
     others = [_row(figure, f"`{figure['name']}`", one) for figure, words, one in found if not words]
@@ -199,7 +198,7 @@ def section(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
 
 
 def _where(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
-    """Where a report was measured, and what repeats it."""
+    """The place of a report's measurements, and the command that repeats them."""
     module = module_of(benchmark.name)
     command = re.sub(r"(?<=-m )\S+", module, report["command"])  # the module may have moved since
     return (
@@ -217,9 +216,9 @@ def _where(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
 def measured(
     benchmark: Benchmark, report: Mapping[str, Any]
 ) -> list[tuple[Mapping[str, Any], str, Figure | None]]:
-    """All figures of a report, in the order of the table, with words and declaration.
+    """All measured figures of a report, in the order of the table, with words and declaration.
 
-    Without words, and last, are checks with few seeds, and what is no longer declared, too.
+    Checks with few seeds, and figures that are no longer declared, come last, without words.
     """
     figures = {figure["name"]: figure for figure in of_its_own(report)}
     shown = {name: shown_value(figure) for name, figure in figures.items()}
@@ -233,7 +232,7 @@ def measured(
 
 
 def folded(rows: Sequence[str]) -> list[str]:
-    """Lines: a table that opens with a click; nothing without rows."""
+    """Lines of a table that opens with a click; no lines without rows."""
     if not rows:
         return []
     summary = f"Figures without words: {len(rows)}"
@@ -247,7 +246,7 @@ def shown_value(figure: Mapping[str, Any], key: str = "value") -> str:
 
 
 def with_spread(figure: Mapping[str, Any]) -> str:
-    """Its value, and the spread in brackets, where there is one to be seen."""
+    """A figure's value, and its spread in brackets, unless both ends read the same."""
     low, high = (shown_value(figure, end) for end in ("low", "high"))
     return f"**{shown_value(figure)}**" + ("" if low == high else f" ({low} to {high})")
 
@@ -258,7 +257,7 @@ def when(report: Mapping[str, Any]) -> str:
 
 
 def commits(report: Mapping[str, Any]) -> str:
-    """The commit that made a report, and those that made its runs, where they are others, too."""
+    """The commit of a report, and the commits of its runs, if there are others among them."""
     one: str = report["environment"]["commit"]
     runs = report["measurements"].get(COMMITS, {})
     return one if {one} >= runs.keys() else f"{one} (runs of {', '.join(runs)})"
@@ -267,15 +266,15 @@ def commits(report: Mapping[str, Any]) -> str:
 MET = {None: "", True: "yes", False: "no"}
 UNDECIDED = "undecided"
 NOTCH = 1.57
-"""Distances of the quartiles, over the root of the measurements, that a median may be off by: about
-95 % (McGill, Tukey and Larsen 1978, notched box plots)."""
+"""Half width of the 95 % interval of a median, in distances of the quartiles over the root of the
+number of measurements (McGill, Tukey and Larsen 1978, notched box plots)."""
 
 
 def judged(figure: Mapping[str, Any], one: Figure | None) -> str:
-    """Whether a figure reaches its goal: yes, no, undecided, or nothing without a goal.
+    """Whether a figure reaches its goal: yes, no, undecided, or empty without a goal.
 
-    It is undecided where the goal is within what the value may be off by. A figure that is itself
-    an extreme or a count is judged alone: what it spreads from says nothing against it.
+    It is undecided if the goal is within the uncertainty of the value. A figure that is an extreme
+    or a count is judged by its value alone, as its spread is no uncertainty.
     """
     met = MET[figure["met"]] if _has_goal(figure, one) else ""
     if not met or one is None or one.statistic not in SPREADS_AROUND:
@@ -290,7 +289,7 @@ def judged(figure: Mapping[str, Any], one: Figure | None) -> str:
 
 
 def _has_goal(figure: Mapping[str, Any], one: Figure | None) -> bool:
-    """Whether there is one, and none that has been given up since the report."""
+    """Whether a figure has a goal that is still declared."""
     return figure["goal"] is not None and (one is None or one.has_goal)
 
 
@@ -299,7 +298,7 @@ def _row(figure: Mapping[str, Any], words: str, one: Figure | None = None) -> st
 
 
 def _goal(figure: Mapping[str, Any], one: Figure | None) -> str:
-    """The goal as the report was judged by it; the declaration says which way it lies."""
+    """The goal of the report, in the form of the declaration."""
     if not _has_goal(figure, one):
         return ""
     goal = shown_value(figure, "goal")
@@ -323,7 +322,7 @@ def papers(folder: Path = RESULTS) -> str:
 
 
 def paper_section(paper: Paper, folder: Path = RESULTS) -> str:
-    """Markdown: a paper's claims beside what was measured, and all else that was measured."""
+    """Markdown: a paper's claims beside the figures, and all figures of its benchmarks."""
     reports = {name: found[0] for name in SCALES if (found := newest(name, folder))}
     figures = {
         f"{name}.{figure['name']}": {**figure, "judged": judged(figure, one)}
@@ -351,9 +350,14 @@ def paper_section(paper: Paper, folder: Path = RESULTS) -> str:
 
 
 def verdict(claim: Claim, figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """Whether a claim holds, one of `VERDICTS`, by the judged figures ``BENCHMARK.FIGURE``."""
+    """Whether a claim holds, as one of `VERDICTS`.
+
+    Args:
+        claim: The claim.
+        figures: The judged figures, by ``BENCHMARK.FIGURE``.
+    """
     if not claim.results:
-        return "yes" if claim.told else "not run"
+        return "yes" if claim.outcome else "not run"
     known = [figures[one] for one in claim.results.values() if one in figures]
     if len(known) < len(claim.results):
         return "not run"
@@ -381,7 +385,7 @@ def _claim_row(
     reports: Mapping[str, Mapping[str, Any]],
 ) -> str:
     known = {label: figures[one] for label, one in claim.results.items() if one in figures}
-    command, scale, seeds, dated, told = claim.command, "", "", "", claim.told
+    command, scale, seeds, dated, outcome = claim.command, "", "", "", claim.outcome
     if claim.results:
         name = next(iter(claim.results.values())).partition(".")[0]
         quick = "--quick" in reports[name]["command"] if name in reports else False
@@ -389,14 +393,14 @@ def _claim_row(
         scale = SCALES[name]
         each = [_seeds(one) for one in known.values()]
         seeds = each[0] if len(set(each)) == 1 else ", ".join(each)
-        dated, told = (when(reports[name]), "") if known else ("", earlier(name))
+        dated, outcome = (when(reports[name]), "") if known else ("", earlier(name))
     result = "; ".join(f"{label} {with_spread(one)}".strip() for label, one in known.items())
-    cells = (claim.words, f"`{command}`", scale, seeds, result or told, dated, holds)
+    cells = (claim.words, f"`{command}`", scale, seeds, result or outcome, dated, holds)
     return f"| {' | '.join(cells)} |"
 
 
 def _seeds(figure: Mapping[str, Any]) -> str:
-    """How many seeds, or how many measurements of one seed, a figure is of."""
+    """Number of seeds of a figure, or its number of measurements with one seed."""
     accuracy = figure["unit"] in ("points", "%", "epochs", "nats")
     return f"{figure['repeats']}" if accuracy else f"1, {figure['repeats']} measurements"
 
@@ -469,22 +473,22 @@ CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "warm-up": {"warmup": {}, "warmup_long": {}, "scaling_long": {}},
 }
-"""By card in docs/methods, the benchmarks behind it, and of each the figures with their words;
-without any, all that have words of their own."""
+"""By card in docs/methods, its benchmarks, and for each the figures with their words; an empty
+mapping stands for all figures that have words of their own."""
 
 
 def card(name: str, folder: Path = RESULTS) -> str:
-    """Markdown: what was measured of a method."""
+    """Markdown: the figures of a method."""
     parts = []
     for benchmark, chosen in CARDS[name].items():
         report, _ = newest(benchmark, folder) or (None, None)
         made = declared(benchmark)
         if report is None:
-            told = f"Not measured on this code; {earlier(benchmark, '../')}."
-            parts.append(f"### {made.title}\n\n{told}\n")
+            missing = f"Not measured on this code; {earlier(benchmark, '../')}."
+            parts.append(f"### {made.title}\n\n{missing}\n")
             continue
         found = {one["name"]: (one, words, about) for one, words, about in measured(made, report)}
-        words = chosen or {key: told for key, (_, told, _) in found.items() if told}
+        words = chosen or {key: own for key, (_, own, _) in found.items() if own}
         rows = [_row(found[key][0], words[key], found[key][2]) for key in words if key in found]
         head = (f"### {made.title}", "", f"{made.remark}.", "", *HEAD)
         parts.append("\n".join([*head, *rows, "", _where(made, report), ""]))
@@ -497,11 +501,11 @@ UNITS: Mapping[str, Callable[[float], str]] = {
     "points": lambda value: f"{value:+.2f} points",
     "s": lambda value: f"{value:.0f} s" if value >= 10 else f"{value:.2g} s",
 }
-"""How values are written, where it is not the number with its unit."""
+"""By unit, how a value is written; other values are written as the number with its unit."""
 
 
 def filled(text: str, block: str) -> str:
-    """A document's text with its block as it should be."""
+    """A document's text with a new block of figures."""
     text, found = BLOCK.subn(lambda m: m[1] + block + m[3], text)
     if found != 1:
         raise SystemExit("a document does not hold exactly one block of figures")

@@ -1,12 +1,12 @@
-"""Arms of a timing benchmark, each in processes of its own, taken in turn in one run.
+"""Arms of a timing benchmark, each in processes of its own, that take turns in one run.
 
-An arm is a training loop written as its users write it; all it does for the benchmark is to call
-`Turns.ready` before its first step and `Turns.step_done` after every one. There it sleeps while the
-others have their turn, so neither starting up nor importing is paid again, and what one arm does to
-its process (allocator, threads) touches no other.
+An arm is a training loop as its users would write it. For the benchmark it only calls `Turns.ready`
+before its first step and `Turns.step_done` after every step. In these calls it sleeps while other
+arms have their turns. So each arm starts and imports once, and its process settings (allocator,
+threads) affect no other arm.
 
-The workers of an arm with several sleep at the same step. Where a loop measures its own workers,
-let a turn be an epoch: between epochs no clock of a session runs.
+The workers of an arm with several sleep at the same step. If a loop measures its own workers, a
+turn should be an epoch: between epochs no clock of a session runs.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from typing import Any
 from benchmarks.harness.benchmark import say
 from benchmarks.harness.loads import children, free_port, pin
 
-LIMIT_SECONDS = 1800.0  # setting up, or a turn, that takes longer hangs
-LONG_SECONDS = 120.0  # a turn that takes longer has to explain itself
+LIMIT_SECONDS = 1800.0  # after which setting up, or a turn, counts as hanging
+LONG_SECONDS = 120.0  # after which a turn is reported on standard error
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn was like; clocks are `time.monotonic`, the same in all processes."""
+    """The times of one turn, by `time.monotonic`, whose origin is the same in all processes."""
 
     started: float  # when the first timed step began
     step_ends: tuple[float, ...]  # when each timed step ended
-    images: int  # over the timed steps, of all workers
+    images: int  # of all workers, in the timed steps
 
     @property
     def seconds(self) -> float:
-        """Of all timed steps."""
+        """Seconds of all timed steps."""
         return self.step_ends[-1] - self.started
 
     @property
     def images_per_second(self) -> float:
-        """Over the timed steps."""
+        """Images per second over the timed steps."""
         return self.images / self.seconds
 
 
 class Turns:
-    """The arm's side, in each of its processes.
+    """The arm's side of the turns, in each of its processes.
 
-    A turn begins with steps that are not timed: in them caches fill again, and batches that loader
-    processes made ahead during the pause are used up.
+    A turn begins with steps that are not timed: they fill the caches again, and use up the batches
+    that loader processes made during the pause.
 
-    One that takes longer than `LONG_SECONDS` says on standard error where all threads of this
-    process were by then, and at its end what `long_turn` says.
+    In a turn that takes longer than `LONG_SECONDS`, the stacks of all threads of this process are
+    printed on standard error at that moment, and the message of `long_turn` at its end.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -69,13 +69,13 @@ class Turns:
         self._core_seconds: dict[int, tuple[float, float]] = {}
 
     def ready(self) -> None:
-        """All is set up for the first step; sleeps until the first turn."""
+        """Report that the arm is set up for its first step; sleeps until the first turn."""
         self._core_seconds = core_seconds()
         self._pipe.send(None)
         self._wait()
 
     def _wait(self) -> None:
-        """Sleep until the next turn; `SystemExit` if there is none any more."""
+        """Sleep until the next turn; raises `SystemExit` if there is none."""
         try:
             request = self._pipe.recv()
         except EOFError:
@@ -89,7 +89,7 @@ class Turns:
         self._started = self._began = time.monotonic()
 
     def step_done(self, images: int) -> None:
-        """A step with so many ``images`` is done; at the end of a turn this takes a while."""
+        """Report the end of a step with ``images`` images; sleeps at the end of a turn."""
         now = time.monotonic()
         if self._lead_in:
             self._lead_in -= 1
@@ -110,13 +110,14 @@ class Arm:
     """The benchmark's side of one arm.
 
     Args:
-        loop: Trains until its `Turns` end it; a function of a module.
-        arguments: Handed to ``loop`` after its `Turns`.
-        cores: One worker for each, pinned there, with the environment that torchrun would give
-            them; unset: one process, free to use all cores.
+        loop: Trains until its `Turns` end it; a module-level function.
+        arguments: Arguments of ``loop`` after its `Turns`.
+        cores: One worker for each core, pinned there, with the environment that torchrun would
+            give them; unset: one process that may use all cores.
 
     Raises:
-        RuntimeError: By any method: the arm has ended, its error is on standard error; or it hangs.
+        RuntimeError: By any method: the arm has ended, with its error on standard error; or it
+            hangs.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Arm:
         environments = [{}] if cores is None else environments_of(len(cores))
         for core, environment in zip(places, environments, strict=True):
             ours, theirs = context.Pipe()
-            # Not a daemon, which could not start loader processes: it ends with its pipe.
+            # A daemon could not start loader processes. This process ends with its pipe.
             process = context.Process(
                 target=_run, args=(loop, theirs, arguments, core, environment)
             )
@@ -147,13 +148,13 @@ class Arm:
         return [process.pid for process in self._processes]
 
     def ready(self) -> None:
-        """Wait until all its workers have set up; a turn does so too."""
+        """Wait until all workers of the arm are set up; a turn does so too."""
         if not self._is_ready:
             self._received()
             self._is_ready = True
 
     def begin(self, *, lead_in: int, steps: int) -> None:
-        """Have all workers begin a turn; `end` waits for it."""
+        """Have all workers begin a turn; `end` waits for its end."""
         self.ready()
         try:
             for pipe in self._pipes:
@@ -162,15 +163,15 @@ class Arm:
             raise RuntimeError(f"arm {self.name} ended before its turn did") from None
 
     def end(self) -> Turn:
-        """Wait until the turn is over: what it was like, by the first worker's clock."""
+        """Wait until the turn is over; the times of the first worker."""
         return self.ends()[0]
 
     def ends(self) -> list[Turn]:
-        """Wait until the turn is over: what it was like by the clock of each worker."""
+        """Wait until the turn is over; the times of each worker."""
         return self._received()
 
     def turn(self, *, lead_in: int, steps: int) -> float:
-        """One turn; returns images per second over its timed ``steps``."""
+        """Take one turn; images per second over its timed ``steps``."""
         self.begin(lead_in=lead_in, steps=steps)
         return self.end().images_per_second
 
@@ -186,7 +187,7 @@ class Arm:
                 process.join()
 
     def _received(self) -> list[Any]:
-        """A message from each worker."""
+        """Wait for a message from each worker."""
         until = time.monotonic() + LIMIT_SECONDS
         messages = []
         for pipe in self._pipes:
@@ -200,16 +201,16 @@ class Arm:
 
 
 def core_seconds() -> dict[int, tuple[float, float]]:
-    """Seconds that this process and its children have had a core, and have waited for one, so far.
+    """Seconds so far that this process and its children have run, and have waited for a core.
 
-    By process number; over the threads that each has now. Empty where the system does not say.
+    By process number, as sums over the present threads. Empty where the system does not show them.
     """
     found = {}
     for pid in (os.getpid(), *children(os.getpid())):
         with suppress(OSError):  # a thread, or all of it, has just ended
             texts = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
             nanoseconds = [tuple(map(int, text.split()[:2])) for text in texts]
-            if nanoseconds:  # else it has ended, or the system does not say
+            if nanoseconds:  # else it has ended, or the system does not show them
                 ran, waited = map(sum, zip(*nanoseconds, strict=True))
                 found[pid] = ran / 1e9, waited / 1e9
     return found
@@ -220,31 +221,32 @@ def long_turn(
     before: Mapping[int, tuple[float, float]],
     after: Mapping[int, tuple[float, float]],
 ) -> str:
-    """What tells computing, waiting for a core, and waiting for another process apart.
+    """A message that shows whether a long turn computed, waited for a core, or for a process.
 
     Args:
-        seconds: That the turn took.
-        before: The `core_seconds` when this process went to sleep before it.
-        after: Those at its end.
+        seconds: Seconds of the turn.
+        before: `core_seconds` when this process went to sleep before the turn.
+        after: `core_seconds` at the end of the turn.
     """
-    told = [
+    shares = [
         f"process {pid} had a core for {after[pid][0] - ran:.1f} s and waited for one for "
         f"{after[pid][1] - waited:.1f} s"
         for pid, (ran, waited) in before.items()
         if pid in after
     ]
-    return f"a turn of {seconds:.1f} s: " + "; ".join(told or ["nothing is known of its processes"])
+    known = shares or ["nothing is known of its processes"]
+    return f"a turn of {seconds:.1f} s: " + "; ".join(known)
 
 
 @contextmanager
 def started(starters: Mapping[str, Callable[[], Arm]]) -> Iterator[dict[str, Arm]]:
-    """The arms that these make, all set up, alive inside."""
+    """Inside, the arms that ``starters`` make, all set up."""
     arms: dict[str, Arm] = {}
     try:
         for name, start in starters.items():
             arms[name] = start()
         for arm in arms.values():
-            arm.ready()  # else it would do so in another's turn
+            arm.ready()  # else it would set up during another arm's turn
         yield arms
     finally:
         for arm in arms.values():
@@ -252,8 +254,8 @@ def started(starters: Mapping[str, Callable[[], Arm]]) -> Iterator[dict[str, Arm
 
 
 def environments_of(workers: int) -> list[dict[str, str]]:
-    """What torchrun tells each of the workers of one machine."""
-    # An arm's own processes, which import this module too, are spared torch until they want it.
+    """Environment variables that torchrun would set for each worker of one machine."""
+    # Imported here, so that arms, which import this module, import torch only if they use it.
     from batchwright.workload.host import collective_interface
 
     shared = {
@@ -273,7 +275,7 @@ def _run(
     core: int | None,
     environment: Mapping[str, str],
 ) -> None:
-    # The loop's own processes start as they would anywhere, not spawned as this one was.
+    # The loop's own processes start by the default method, not spawned as this one was.
     multiprocessing.set_start_method(None, force=True)
     os.environ.update(environment)
     if core is not None:
@@ -291,10 +293,10 @@ def take_turns(
     """Measure all arms in every round, the order reversed from round to round.
 
     Args:
-        arms: Each gives one measurement.
-        rounds: How often.
-        show: Told about every round.
-        form: How it is told of a measurement.
+        arms: Functions that make one measurement of an arm.
+        rounds: Number of rounds.
+        show: Called with a line about every round.
+        form: Formats a measurement for that line.
 
     Returns:
         By arm, one measurement for each round.
@@ -303,8 +305,8 @@ def take_turns(
     for number in range(rounds):
         for name in list(arms) if number % 2 == 0 else list(reversed(arms)):
             found[name].append(arms[name]())
-        told = "  ".join(f"{name} {form(values[-1])}" for name, values in found.items())
-        show(f"round {number + 1} of {rounds}: {told}")
+        latest = "  ".join(f"{name} {form(values[-1])}" for name, values in found.items())
+        show(f"round {number + 1} of {rounds}: {latest}")
     return found
 
 
@@ -319,10 +321,10 @@ def images_per_second(
     """Images per second of each arm in each round, all arms alive together.
 
     Args:
-        starters: Make the arms.
-        rounds: How often each has a turn.
-        lead_in: Steps of a turn that are not timed.
-        steps: Those that are.
+        starters: Functions that make the arms.
+        rounds: Number of turns of each arm.
+        lead_in: Untimed steps at the beginning of a turn.
+        steps: Timed steps of a turn.
         warm_up: Steps of each arm before the first turn.
     """
     with started(starters) as arms:

@@ -1,11 +1,11 @@
-"""A switch between hosts that are network namespaces, with a delay: ``tc netem`` without it.
+"""A switch with a delay between hosts that are network namespaces, in place of ``tc netem``.
 
     python -m benchmarks.harness.wire DELAY NAME=ADDRESS NAME=ADDRESS ...
 
-makes an interface for each host, says so in a line, and carries packets until it is killed. A
-packet arrives the delay, in seconds, after it has left. It is written in Python, as not every
-kernel has netem, and each host's packets are carried by a process of its own that goes before
-others where it may; how late it still is, `ping_pong` shows. Bandwidth is the kernel's (`tc tbf`).
+makes an interface for each host, prints a line, and carries packets until it is killed. A packet
+arrives DELAY seconds after it has left. The switch is written in Python, as not every kernel has
+netem. A process of its own, with real-time priority if possible, carries the packets of each host;
+`ping_pong` shows how late they still are. The kernel limits the bandwidth (`tc tbf`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,26 @@ from contextlib import suppress
 _SET_INTERFACE = 0x400454CA  # TUNSETIFF from <linux/if_tun.h>
 _PLAIN_PACKETS = 0x0001 | 0x1000  # IFF_TUN | IFF_NO_PI
 _TIMER_SLACK = 29  # PR_SET_TIMERSLACK from <linux/prctl.h>
-_PATIENCE = 60.0  # seconds, until the other host counts as gone that has not come
+_PATIENCE = 60.0  # seconds to wait for the other host
 _LARGEST = 2**16
 _TARGET = slice(16, 20)  # of an IPv4 packet
 
 
 def interface(name: str) -> int:
-    """A new interface, and the descriptor by which its packets come and go."""
+    """Make an interface; the file descriptor through which its packets are read and written."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(descriptor, _SET_INTERFACE, struct.pack("16sH", name.encode(), _PLAIN_PACKETS))
     return descriptor
 
 
 def carry(source: int, targets: Mapping[bytes, int], delay: float) -> None:
-    """What comes from one host, for ever."""
+    """Carry the packets of one host to their targets, for ever.
+
+    Args:
+        source: File descriptor of the host's interface.
+        targets: By address, the file descriptors of all interfaces.
+        delay: Seconds that each packet takes.
+    """
     under_way: deque[tuple[float, int, bytes]] = deque()
     while True:
         wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
@@ -53,22 +59,22 @@ def carry(source: int, targets: Mapping[bytes, int], delay: float) -> None:
             except OSError:
                 time.sleep(0.05)
                 continue
-            if (target := targets.get(packet[_TARGET], -1)) >= 0:  # no address of all of them
+            if (target := targets.get(packet[_TARGET], -1)) >= 0:  # not a multicast, for example
                 under_way.append((time.monotonic() + delay, target, packet))
 
 
 def ping_pong(size: int, answering: bool, address: str, port: int, times: int = 50) -> list[float]:
-    """Seconds of messages there and back by a plain socket, which nothing of ours sends.
+    """Seconds of messages there and back by a plain socket, without code of the package.
 
     Args:
-        size: Bytes of a message; one comes back.
-        answering: Whether this is the one that answers, and waits at ``address``.
-        address: Of that one.
-        port: Of that one, which prints it; 0: any that is free.
-        times: How many.
+        size: Bytes of a message; one byte comes back.
+        answering: Whether this host answers, and waits at ``address``.
+        address: Address of the answering host.
+        port: Port of the answering host, which prints it; 0: any free port.
+        times: Number of messages.
 
     Raises:
-        OSError: The other one is gone, or does not come.
+        OSError: The other host is gone, or does not connect.
     """
     if answering:
         with socket.create_server((address, port)) as listener:
@@ -93,7 +99,7 @@ def ping_pong(size: int, answering: bool, address: str, port: int, times: int = 
 
 
 def main() -> None:
-    """See above."""
+    """Make the interfaces, and carry packets between them."""
     delay, hosts = float(sys.argv[1]), dict(one.split("=") for one in sys.argv[2:])
     sources = {socket.inet_aton(address): interface(name) for name, address in hosts.items()}
     print("ready", flush=True)
@@ -103,7 +109,7 @@ def main() -> None:
     first, *others = sources.values()
     carried = next((one for one in others if os.fork() == 0), first)
     if carried != first:
-        ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: with the one that is killed
+        ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: killed with the first process
     carry(carried, sources, delay)
 
 

@@ -6,15 +6,16 @@
         profile = bw.probe(data="digits", probe={"budget": 5})  # measure
         plan = bw.plan(profile, epochs=3)  # decide; print(plan.explain())
         check = bw.check(plan, points=2)  # compare
-        told = bw.schedule(plan)  # look ahead; told.points
-        bw.simulate(plan, workers=(8, 64), global_batch=512)  # on clusters that nobody here has
+        schedule = bw.schedule(plan)  # look ahead; schedule.points
+        bw.simulate(plan, workers=(8, 64), global_batch=512)  # on clusters that are not here
         summary = bw.train(plan)  # act; summary.accuracy
-        bw.report(summary)  # tell
+        bw.report(summary)  # show
 
-`bw.run` does all of it. What the verbs return has ``save(path)``, and `bw.load` reads it again.
+`bw.run` does all of it. The records that these functions return have ``save(path)``, and `bw.load`
+reads them again.
 
-Names are imported when first used, so that planning and serving start without torch. Next to
-nothing else is imported here either: the command catches Ctrl-C from the first moment that it can.
+Names are imported when first used, so that planning and serving start without torch. Hardly
+anything else is imported here, so that the command catches Ctrl-C as early as it can.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The few exceptions of the project. Each message names the value, the place and what to try.
+"""The exceptions of the project. Each message names the value, the place and what to try.
 
 A message is one line. The command line prints it after ``error:`` and exits with `exit_code`.
 """
@@ -16,7 +16,7 @@ def one_line(error: BaseException) -> str:
 
 
 def not_installed(package: str, extra: str = "") -> str:
-    """What installs a package that is missing: an extra of ours, or it is installed by itself."""
+    """A message that a package is missing, with the command that installs it or our ``extra``."""
     wanted = f'"batchwright[{extra}]"' if extra else package
     return f"{package} is missing: pip install {wanted}"
 
@@ -32,7 +32,7 @@ class JobError(BatchwrightError):
 
 
 class ArgumentError(BatchwrightError, TypeError):
-    """A function got a thing of another kind than it takes."""
+    """A function got an argument of the wrong kind."""
 
 
 class DataError(BatchwrightError):
@@ -61,7 +61,7 @@ TOO_LITTLE_SHARED = (
     "a loader process found too little shared memory for a batch: give more of it "
     "(docker: --shm-size=1g), or loaders=0"
 )
-"""What to do then, in words."""
+"""The message where shared memory is short."""
 
 
 class LostWorkerError(WorkerError):
@@ -69,11 +69,11 @@ class LostWorkerError(WorkerError):
 
 
 class TrainingError(WorkerError):
-    """Training itself cannot go on, for example because every gradient is infinite."""
+    """Training cannot go on, for example because every gradient is infinite."""
 
 
 class BrokenStepError(TrainingError):
-    """A step changed something here and could not be ended: only the last checkpoint is whole."""
+    """A step changed some state and could not be completed: only the last checkpoint is whole."""
 
 
 class Interrupted(BatchwrightError):  # noqa: N818 - a stop that was asked for is no error
@@ -86,7 +86,7 @@ class Interrupted(BatchwrightError):  # noqa: N818 - a stop that was asked for i
 
 
 class DeadlineReached(Interrupted):
-    """The time that the job allows is up; a checkpoint was written. Exit code 124."""
+    """The time that the job allows is over; a checkpoint was written. Exit code 124."""
 
     exit_code = 124  # as coreutils' timeout
 
@@ -96,14 +96,17 @@ class DeadlineReached(Interrupted):
 
 
 class NewPlan(BatchwrightError):  # noqa: N818 - a change that was asked for is no error
-    """A run stopped after an epoch, with a checkpoint, to go on under the run folder's new plan."""
+    """A run stopped after an epoch, with a checkpoint, to continue with the run folder's new plan.
+
+    Exit code 75.
+    """
 
     exit_code = 75  # as sysexits' EX_TEMPFAIL: try again
 
 
 @contextmanager
 def said_by(variable: str) -> Iterator[None]:
-    """Inside, an error begins with the environment variable that the value came from."""
+    """Inside, error messages begin with the environment variable that a value came from."""
     try:
         yield
     except BatchwrightError as error:

@@ -1,4 +1,4 @@
-"""What to measure next, and whether it is enough: arithmetic on what is known, no processes.
+"""Chooses the next point to measure, and decides when to stop: arithmetic, without processes.
 
 A probe is a series of short visits to points. The first visits span what the budget can afford; the
 later ones go where the fitted model is least certain for the time they take.
@@ -21,25 +21,26 @@ FIRST_BATCH = 16
 """Smallest local batch measured where the data are large enough, and steps quick."""
 
 VISIT_SECONDS = 0.4
-"""Timed at one visit: a long one would see one slow stretch of the machine, not several."""
+"""Seconds timed at a visit. Several short visits see more of the machine's slow and fast stretches
+than a long one."""
 
 MIN_POINTS = 3
-"""Batches a curve is measured at: a line through fewer shows no error."""
+"""Least number of batches on a curve: a line through fewer shows no error."""
 
-# Worth of a point on the curves of those that the choice is between, which bears on them, and of
-# one on others. Not nothing: a plan is made for other goals, too, and predicts all of them.
+# Weights of points that the choice is not between: on the curve of one that it is between, which
+# they help to fit, and on other curves. They count, as plans are made for other goals, too.
 _SAME_CURVE, _OTHER_CURVE = 0.5, 0.25
-_DISTURBED = 2.0  # times as uncertain as it seems is what was only measured beside others' work
+_DISTURBED = 2.0  # factor on the error of points that were only measured beside other programs
 _FIRST_VISIT_STEPS = 2  # untimed steps that weigh the memory
-_RECORDING = 10  # steps that recording CUDA graphs takes as long as
-_SMALLEST_SHARE, _LARGEST_SHARE = 0.15, 0.5  # of a curve's time, for its end points
+_RECORDING = 10  # recording CUDA graphs takes as long as so many steps
+_SMALLEST_SHARE, _LARGEST_SHARE = 0.15, 0.5  # of a curve's time, for its smallest and largest batch
 
 
 def local_batch_sizes(most: int, least: int) -> list[int]:
     """Local batches worth measuring: powers of two from 16 or less up to ``most``, and ``most``.
 
-    At least `MIN_POINTS` of them, going beyond ``most`` where the data is that small: samples may
-    repeat while measuring.
+    There are at least `MIN_POINTS`, even beyond ``most`` where the data are that few: measured
+    batches may repeat samples.
 
     Args:
         most: Largest local batch that a plan can choose, in samples.
@@ -77,10 +78,15 @@ def visit_seconds(
     loaders: int | None = None,
     graphs: bool = False,
 ) -> float:
-    """What a visit will take, in seconds: steps to warm up, timed ones, and weighing at first.
+    """Expected seconds of a visit: steps to warm up, timed steps, and weighing at the first visit.
 
-    Where loader processes feed the steps, so many, see `step_time.visit_beside_loading`. Weighing
-    and timing record CUDA graphs first, where ``graphs`` replay the steps.
+    Args:
+        step_seconds: Seconds of a step.
+        most_steps: Most timed steps at a visit.
+        first: Whether it is the first visit to the point.
+        loaders: Loader processes that feed the steps, see `step_time.visit_beside_loading`;
+            `None`: a step makes its batch itself.
+        graphs: Whether steps are replayed from CUDA graphs, which weighing and timing each record.
     """
     timed = min(most_steps, max(MIN_STEPS, int(VISIT_SECONDS / step_seconds)))
     warm_up = 1 if step_seconds >= LONG_STEP else 2
@@ -93,7 +99,7 @@ def visit_seconds(
 
 
 def ladder_of(sizes: Sequence[int], least: int) -> list[int]:
-    """``sizes``, and below them their smallest halved down to ``least``, for slow steps.
+    """``sizes``, and below them halves of the smallest down to ``least``, for slow steps.
 
     Example:
         >>> ladder_of([16, 32, 71], 2)
@@ -108,79 +114,54 @@ def ladder_of(sizes: Sequence[int], least: int) -> list[int]:
 
 
 def smallest_size(
-    ladder: Sequence[int],
-    wanted: int,
-    *,
-    seconds: float,
-    sample_seconds: float,
-    fixed_seconds: float = 0.0,
-    most_steps: int,
-    loaders: int | None = None,
-    graphs: bool = False,
+    ladder: Sequence[int], wanted: int, *, seconds: float, visit: Callable[[int], float]
 ) -> int:
-    """Local batch to begin a curve with: ``wanted``, or a smaller one where that takes too long.
+    """Smallest local batch of a curve: ``wanted``, or a smaller one where that takes too long.
 
     Args:
-        ladder: From `ladder_of`.
+        ladder: Local batches of `ladder_of`, rising.
         wanted: One of them.
         seconds: Time for the first visits to this curve.
-        sample_seconds: Seconds per sample, of a small batch.
-        fixed_seconds: Seconds of a step whatever the batch, as far as known.
-        most_steps: Most timed steps at a visit.
-        loaders: As for `visit_seconds`.
-        graphs: As for `visit_seconds`.
+        visit: Expected seconds of the first visit to a local batch.
     """
-    allowed = _SMALLEST_SHARE * seconds
-    for size in reversed([size for size in ladder if size <= wanted]):
-        step = fixed_seconds + size * sample_seconds
-        visit = visit_seconds(step, most_steps, first=True, loaders=loaders, graphs=graphs)
-        if visit <= allowed:
-            return size
-    return ladder[0]
+    sizes = reversed([size for size in ladder if size <= wanted])
+    return next((size for size in sizes if visit(size) <= _SMALLEST_SHARE * seconds), ladder[0])
 
 
 def largest_size(
-    ladder: Sequence[int],
-    smallest: int,
-    *,
-    seconds: float,
-    sample_seconds: float,
-    most_steps: int,
-    loaders: int | None = None,
-    graphs: bool = False,
+    ladder: Sequence[int], smallest: int, *, seconds: float, visit: Callable[[int], float]
 ) -> int:
-    """Largest local batch to begin a curve with: what the time allows, but two up at least.
+    """Largest local batch of a curve's first visits: as time allows, but at least two sizes up.
 
-    Arguments as for `smallest_size`; ``smallest`` is what that gave.
+    Arguments are those of `smallest_size`; ``smallest`` is its result.
     """
     above = [size for size in ladder if size > smallest]
-    allowed = _LARGEST_SHARE * seconds
-    for size in reversed(above[MIN_POINTS - 1 :]):
-        step = size * sample_seconds
-        visit = visit_seconds(step, most_steps, first=True, loaders=loaders, graphs=graphs)
-        if visit <= allowed:
-            return size
-    return above[: MIN_POINTS - 1][-1] if above else smallest
+    least = above[: MIN_POINTS - 1][-1] if above else smallest
+    sizes = reversed(above[MIN_POINTS - 1 :])
+    return next((size for size in sizes if visit(size) <= _LARGEST_SHARE * seconds), least)
 
 
 def middle_size(ladder: Sequence[int], smallest: int, largest: int) -> int | None:
-    """The local batch nearest to the geometric mean of two; `None` with none between."""
+    """The local batch nearest to the geometric mean of two; `None` where none lies between them."""
     target = sqrt(smallest * largest)
     between = [size for size in ladder if smallest < size < largest]
     return min(between, key=lambda size: abs(size - target), default=None)
 
 
 def expected_peak(measured: Mapping[int, int], fixed: int, size: int) -> float:
-    """Bytes that a step of ``size`` samples should take at least, and nearly.
+    """A lower bound, and a near one, of the peak bytes of a step of ``size`` samples.
 
-    Every moment of a step holds bytes linear in the batch, so the peak is a convex function of it:
-    beyond the largest measured batch it is at least the last segment gone on. With one measured
-    batch, what is not fixed is taken as proportional.
+    At every moment of a step the bytes are linear in the batch, so the peak is a convex function of
+    it: beyond the largest measured batch it lies on or above the extension of the last segment.
+    With one measured batch, the bytes that are not fixed are taken as proportional to the batch.
 
     Args:
         measured: Peak bytes by local batch, at the same resolution.
-        fixed: Bytes that a step takes whatever the batch.
+        fixed: Bytes of a step that do not depend on the batch.
         size: Samples in the step.
+
+    Returns:
+        Bytes; 0 where nothing was measured.
     """
     if not measured:
         return 0.0
@@ -199,12 +180,16 @@ Steps = tuple[tuple[float, float], ...]
 
 @dataclass
 class Ledger:
-    """Visits so far."""
+    """The visits so far.
 
-    # What counts of each point, visit by visit: its undisturbed visits or, where it has none, the
-    # disturbed ones.
+    Attributes:
+        steps: By point, the visits that count: its undisturbed visits or, where it has none, the
+            disturbed ones.
+        turn: Number of visits to all points.
+    """
+
     steps: dict[Point, list[Steps]] = field(default_factory=dict)
-    turn: int = 0  # visits made altogether
+    turn: int = 0
     _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
     _loading: dict[int, StepLoading] = field(default_factory=dict)
     _disturbed: set[int] = field(default_factory=set)
@@ -212,7 +197,7 @@ class Ledger:
     def add(
         self, point: Point, steps: Iterable[tuple[float, float]], loading: StepLoading | None = None
     ) -> None:
-        """Book a visit, and what loading had to do with its steps."""
+        """Add a visit, with the times of loading where loader processes fed its steps."""
         self.turn += 1
         self._visits.setdefault(point, {})[self.turn] = tuple(steps)
         if loading is not None:
@@ -220,18 +205,18 @@ class Ledger:
         self.steps[point] = [self._visits[point][turn] for turn in self._counted(point)]
 
     def disturb(self, since: int) -> None:
-        """Mark the visits after turn ``since``: others were using the machine."""
+        """Mark the visits after turn ``since`` as disturbed: other programs used the machine."""
         self._disturbed.update(range(since + 1, self.turn + 1))
         for point, visits in self._visits.items():
             if max(visits) > since:
                 self.steps[point] = [visits[turn] for turn in self._counted(point)]
 
     def is_disturbed(self, point: Point) -> bool:
-        """Whether all that is known of a point was measured beside others' work."""
+        """Whether all visits to a point were disturbed."""
         return point in self._visits and self._disturbed.issuperset(self._visits[point])
 
     def loading(self, point: Point) -> list[StepLoading]:
-        """That of the visits that count, where loading was beside them."""
+        """Times of loading in the visits that count, where loader processes fed them."""
         return [self._loading[turn] for turn in self._counted(point) if turn in self._loading]
 
     def _counted(self, point: Point) -> list[int]:
@@ -239,14 +224,14 @@ class Ledger:
         return [turn for turn in visits if turn not in self._disturbed] or list(visits)
 
     def means(self, point: Point) -> list[MeanStep]:
-        """The mean step of each visit."""
+        """The mean step of each visit that counts."""
         return [mean_step(visit) for visit in self.steps.get(point, [])]
 
     def freshness(self, point: Point, points: int) -> float:
-        """How lately a point was visited: 1 is just now, 0 is ``points`` visits ago or never.
+        """How recently a point was visited: 1 is just now, 0 is ``points`` visits ago or never.
 
-        Visits that are apart in time see different states of the machine, so a point that was
-        visited lately has less to tell.
+        Visits that are apart in time see different states of the machine, so another visit to a
+        recently visited point adds less information.
         """
         if point not in self._visits:
             return 0.0
@@ -255,16 +240,20 @@ class Ledger:
 
 @dataclass(frozen=True)
 class OpenChoice:
-    """What a plan of the measurements so far would rest on."""
+    """The points that a plan of the measurements so far depends on.
 
-    used: frozenset[Point] = frozenset()  # points that the plan would train at
-    # Points of candidates that measurements cannot tell from the chosen one.
+    Attributes:
+        used: Points that the plan would train at.
+        level: Points of candidates that the measurements cannot distinguish from the chosen one.
+        best: Points of the best batch of each number of workers, which were compared.
+    """
+
+    used: frozenset[Point] = frozenset()
     level: frozenset[Point] = frozenset()
-    # Points of each number of workers at its best batch, which were compared.
     best: frozenset[Point] = frozenset()
 
     def worth(self, point: Point) -> float:
-        """How much a point may change the choice: 1 for what it is between."""
+        """Weight of a point in the choice: 1 for the points that it is between."""
         points = self.used | self.level
         if not points or point in points:
             return 1.0
@@ -281,21 +270,21 @@ def next_point(
     left: float,
     choice: OpenChoice | None = None,
 ) -> Point | None:
-    """The point whose visit promises most: error / sqrt(time), less where it was visited lately.
+    """The point whose visit promises most: by error / sqrt(time), less if visited recently.
 
-    n visits reduce an error by sqrt(n), and cost n times as much, hence the root. An error counts
-    by what it may change in the choice.
+    n visits reduce an error by sqrt(n) and cost n times as much, hence the root. The error of a
+    point is weighted by its influence on the choice.
 
     Args:
         candidates: New points and visited ones.
         ledger: Visits so far.
         error: Standard error of a point, as a share of its value.
-        seconds: What a visit takes.
-        left: Seconds left; a visit to a new point may take half of it at most.
-        choice: What a plan would rest on; `None`: all points count alike.
+        seconds: Seconds of a visit to a point.
+        left: Seconds left; a visit to a new point may take half of them at most.
+        choice: The points that a plan depends on; `None`: all points count alike.
 
     Returns:
-        Never the point visited last; `None` if there is time for none.
+        Never the point visited last; `None` if no point is affordable.
     """
     best, most = None, 0.0
     for point in candidates:
@@ -313,10 +302,11 @@ def next_point(
 
 
 def half_width(error: float, drift: float) -> float:
-    """Of the 95 % interval of a later measurement, as a share of the value.
+    """Half width of the 95 % interval of a later measurement, as a share of the value.
 
-    ``error`` is the model's standard error there, ``drift`` the standard deviation of one visit
-    about the long run.
+    Args:
+        error: Standard error of the model at the point, as a share.
+        drift: Standard deviation of one visit about the long-run value, as a share.
     """
     return Z_975 * hypot(error, drift * median_share(LATER_VISITS))
 
@@ -331,17 +321,21 @@ def is_enough(
     target: float,
     choice: OpenChoice | None = None,
 ) -> bool:
-    """Whether every candidate is known to ``target``, and every curve was looked at enough.
+    """Whether every candidate is known to ``target``, and every curve was visited enough.
 
-    Where candidates are level with the chosen one, all of these must be known twice as well beside
-    each other: what is still level then is so for all purposes.
+    A curve needs three batches that were visited more than once: one visit does not show how
+    repeatable the machine is. Where candidates are level with the chosen one, their comparison has
+    to be known twice as well: candidates that are still level then may count as equal.
 
-    Enough is three batches that were visited again: one visit does not tell how repeatable the
-    machine is.
-
-    Arguments that `next_point` and `half_width` have are theirs; ``comparison_error`` is beside
-    others, without what all measurements have in common; ``target`` is the half width of a 95 %
-    interval that is good enough, as a share.
+    Args:
+        candidates: As for `next_point`.
+        ledger: As for `next_point`.
+        error: As for `next_point`.
+        comparison_error: Standard error of a point beside others, as a share, without the error
+            that all measurements have in common.
+        drift: As for `half_width`, by point.
+        target: Sufficient half width of a 95 % interval, as a share.
+        choice: As for `next_point`.
     """
     revisited: dict[tuple[int, int], int] = {point[:2]: 0 for point in candidates}
     for point, visits in ledger.steps.items():

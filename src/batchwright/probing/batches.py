@@ -1,4 +1,4 @@
-"""The batches that are measured with: the job's own data, on a training's path to the device."""
+"""Batches for measured steps: the job's own data, on the path to the device of a training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, resized, to_resolution
 
-_MAX_RESIDENT = 64  # samples of a user's data set that are loaded
+_MAX_RESIDENT = 64  # samples of a user's data set that are loaded, and repeated
 
 Batch = tuple[Tensor, Tensor]
 
@@ -30,12 +30,12 @@ class RandomBatches(Early):
     """Makes a training batch each time it is called.
 
     Args:
-        source: Of the images.
-        indices: Draws those of a batch.
+        source: The pipeline of the images.
+        indices: Draws the indices of a batch.
         resolution: Image side, in pixels.
 
     Attributes:
-        made_there: See `ImagePipeline.makes_there`.
+        made_on_gpu: Whether a GPU makes the batches; see `ImagePipeline.makes_on_gpu`.
     """
 
     def __init__(
@@ -43,28 +43,28 @@ class RandomBatches(Early):
     ) -> None:
         make = partial(source.training_batch, epoch=0, resolution=resolution)
         super().__init__((indices() for _ in count()), make)
-        self.made_there = source.makes_there(resolution)
+        self.made_on_gpu = source.makes_on_gpu(resolution)
 
     def __call__(self) -> Batch:
-        """The next one."""
+        """The next batch."""
         batch: Batch = next(self)
         return batch
 
 
 class Batches:
-    """Makes batches of random samples to be timed, and feeds whoever names the samples.
+    """Makes batches of random samples for timed steps, and feeds for chosen samples.
 
-    Those of an `ImageStore` come from the real pipeline. Other data are loaded beside the training,
-    by processes of their own: `stream` gives batches as a training gets them, `supply` a batch that
-    is there already, a few samples repeated to the size wanted.
+    Batches of an `ImageStore` come from the real pipeline. Other data are loaded beside the
+    training, by processes of their own: `stream` gives batches as a training gets them, `supply`
+    one batch that is loaded already, a few samples repeated to its size.
 
     Args:
-        job: What is measured.
+        job: The job that is measured.
         data: The job's data.
         sides: Resolutions of the job, in pixels.
-        device: Where batches are wanted.
-        dtype: Of the images.
-        rank: This worker: others draw other samples.
+        device: Device of the batches.
+        dtype: Format of the images.
+        rank: Number of this worker; each draws other samples.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Batches:
         self._feeds = dict[int, Feed]()
 
     def hold_images(self) -> None:
-        """Bring to a GPU all images that a training keeps there: they are a part of each peak."""
+        """Bring all images that a training keeps on a GPU there, as they are part of each peak."""
         if self._device.type == "cpu" or not isinstance(self._train, ImagePipeline):
             return
         self._train.prepare(self._sides)
@@ -105,18 +105,19 @@ class Batches:
         return lambda: batch
 
     def evaluation_supply(self, size: int) -> Callable[[], Batch]:
-        """As `supply`, of held-out images in a store, without augmentation, at the highest side."""
+        """`supply` for held-out images of a store: not augmented, at the highest resolution."""
         source = self._held_out or self._source(self._data.val)
-        assert isinstance(source, ImagePipeline)  # noqa: S101 - others have a feed
+        assert isinstance(source, ImagePipeline)  # noqa: S101 - other data have a feed
         return lambda: source.evaluation_batch(
             self._random_indices(size, len(source)), resolution=self._side
         )
 
     def feed(self, workers: int) -> Feed | None:
-        """What loads beside the steps of so many workers; `None` where a step makes its batch.
+        """The feed that loads beside the steps of ``workers`` workers.
 
-        Less is loaded ahead than in a training: what a visit leaves unused is lost, and what is
-        ready at its begin has to be used up before steps are timed (docs/log.md has figures).
+        `None` where a step makes its batch itself. Fewer batches are loaded ahead than in a
+        training: those that a visit leaves unused are lost, and those that are ready at its start
+        have to be used up before steps are timed (docs/log.md has figures).
         """
         part = self._data.train
         if isinstance(part, ImageStore):
@@ -127,15 +128,15 @@ class Batches:
         return self._feeds[loaders]
 
     def training_feed(self, workers: int) -> Feed:
-        """Makes the batches of a training on so many workers."""
+        """The feed of a training on ``workers`` workers."""
         if isinstance(self._train, ImagePipeline):
             return PipelineFeed(self._train)
         feed = self.feed(workers)
-        assert feed is not None  # noqa: S101 - others have one
+        assert feed is not None  # noqa: S101 - data other than a store have a feed
         return feed
 
     def evaluation_feed(self, workers: int) -> Feed | None:
-        """As `feed`, of held-out images; the caller closes it."""
+        """`feed` for held-out images; the caller closes it."""
         part = self._data.val
         if isinstance(part, ImageStore):
             return None
@@ -144,12 +145,12 @@ class Batches:
         return self._make_feed(part if files else AtResolution(part, self._side), loaders)
 
     def stream(self, feed: Feed, sizes: Sequence[int], resolution: int) -> Iterator[Batch]:
-        """Batches of random samples without end, as large as ``sizes`` say, one after the other."""
+        """Endless batches of random samples, whose sizes cycle through ``sizes``."""
         indices = (self._random_indices(size, len(feed)) for size in cycle(sizes))
         return feed.training(indices, epoch=0, resolution=resolution)
 
     def evaluation_stream(self, feed: Feed, size: int, batches: int) -> Iterator[Batch]:
-        """So many batches of held-out samples at the highest resolution."""
+        """``batches`` batches of random held-out samples, at the highest resolution."""
         indices = [self._random_indices(size, len(feed)) for _ in range(batches)]
         return feed.evaluation(indices, self._side)
 
@@ -159,14 +160,14 @@ class Batches:
         return torch.randperm(self._data.facts.train_samples, generator=random)
 
     def sampling_weights(self, indices: Tensor) -> Tensor | None:
-        """How often a training takes each of these samples; `None`: once per epoch."""
+        """How often a training draws each of these samples; `None`: once per epoch."""
         part = self._data.train
         if self._job.sampling == "shuffle" or not isinstance(part, ImageStore | ImageFiles):
             return None
         return balancing_weights(part.labels[indices])
 
     def close(self) -> None:
-        """Let the loader processes end."""
+        """End the loader processes."""
         while self._feeds:
             self._feeds.popitem()[1].close()
 

@@ -1,4 +1,4 @@
-"""The training step that is measured: the job's own data path, network, loss and optimizer."""
+"""The measured training step, with the job's own data path, network, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ SMALLEST_BATCH = 2
 Result = TypeVar("Result")
 
 
-class Taken(NamedTuple):
-    """A step that was tried."""
+class StepResult(NamedTuple):
+    """The result of trying a step."""
 
     # Whether there was memory for it on all workers; else the weights are as they were.
     fits: bool = True
-    finite: bool = True  # whether the gradient was; else the weights are the starting ones
-    stopped: bool = False  # whether a worker wants to stop after it
+    finite: bool = True  # whether the gradient was finite; else the weights are the starting ones
+    stopped: bool = False  # whether a worker wants to stop after this step
 
 
-class Stepping(Protocol):
-    """What can be timed and weighed: our step, or one of the user's own.
+class Steppable(Protocol):
+    """Takes training steps to be timed and weighed: ours, or the user's own.
 
     Attributes:
-        device: Where it computes.
-        group: The workers that measure together now.
+        device: Device of the steps.
+        group: The workers that take steps together now.
     """
 
     device: torch.device
@@ -66,37 +66,46 @@ class Stepping(Protocol):
 
     @property
     def first_steps(self) -> int:
-        """How many steps tell nothing of those that come, once batches are supplied anew."""
+        """Number of steps after a new supply whose times do not count, as they record graphs."""
 
     def step(self, *supplies: Callable[[], Any]) -> tuple[float, float]:
-        """Take one with these batches; seconds of computing, and of waiting for the exchange."""
+        """Take a step; seconds of computing, and of waiting for the exchange.
+
+        Args:
+            supplies: Each returns a micro-batch of the step.
+        """
 
     def try_step(self, supply: Callable[[], Any]) -> bool:
-        """Take one if it fits into memory on all workers; else nothing is changed."""
+        """Take a step if it fits into memory on all workers; else change nothing.
+
+        Returns:
+            Whether it fits.
+        """
 
     def live_bytes(self) -> int:
-        """Bytes that live between two steps."""
+        """Bytes of the tensors that are kept between two steps."""
 
 
 class Bench:
     """Takes training steps as `Session` does, on any number of the workers.
 
     Args:
-        job: Resolved: its precision and resolutions are concrete.
+        job: A resolved job: its precision and resolutions are concrete.
         data: The job's data.
-        group: The workers that measure together, until `join` changes it.
+        group: The workers that take steps together, until `join` changes it.
 
     Attributes:
-        network: In training mode, on the device.
-        optimizer: Of the network's trained parameters.
-        trained: These parameters.
+        network: The network in training mode, on the device.
+        optimizer: The optimizer of the network's trained parameters.
+        trained: The trained parameters.
         classes: Number of classes.
-        train_samples: Of the training set.
-        batches: What steps are taken with.
-        group: The workers that measure together now.
-        scale: What losses are multiplied by.
-        compilation: Whether the network computes compiled.
+        train_samples: Samples of the training set.
+        batches: Makes the batches of the steps.
+        group: The workers that take steps together now.
+        scale: The factor on losses.
+        compilation: Whether the network is compiled.
         graphs: Whether passes of steps are replayed.
+        broken_steps: Number of steps whose gradient was infinite or not a number.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
@@ -109,8 +118,8 @@ class Bench:
             self.recompute(on=True)
         self.graphs = Replays(self.network, job.goal.memory)
         self.compilation, self._compiles = Compilation(on=False), False
-        self._failure_told = False  # that of compiling, to all workers of the group
-        self.broken_steps = 0  # whose gradient was infinite or not a number
+        self._failure_shared = False  # whether all workers of the group know that compiling failed
+        self.broken_steps = 0
         if job.compile == "on":
             self.compile(on=True)
         if job.cuda_graphs == "on":
@@ -130,7 +139,7 @@ class Bench:
             dtype=dtype_of(self._precision),
             rank=group.rank,
         )
-        group.broadcast(self._weights())  # or each would start over with its own
+        group.broadcast(self._weights())  # else each worker would start over with its own weights
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self._clock = clock_for(self.device)
@@ -142,29 +151,29 @@ class Bench:
         self.join(group)
 
     def recompute(self, *, on: bool) -> None:
-        """Whether the network's blocks are computed again in the backward pass from now on."""
+        """Switch the recomputation of the network's blocks in the backward pass on or off."""
         recompute(self.network, on=on)
 
     def compile(self, *, on: bool) -> None:
-        """Whether the network computes compiled from now on, as far as it can be."""
+        """Switch compiling on, as far as the network can be compiled, or off."""
         if on and not self._compiles:
-            self.graphs.end()  # what replays would be compiled
+            self.graphs.end()  # else the wrapper that replays passes would be compiled
             self.compilation, self._compiles = compile_training(self.network), True
         self.compilation.on = on
 
     def join(self, group: Group) -> None:
-        """From now on take steps with the workers of ``group``, with the same weights on all."""
+        """From now on take steps with the workers of ``group``, starting from equal weights."""
         if self._reducer is not None:
             self._reducer.close()
-        self.group, self._failure_told = group, False  # some may not know yet
+        self.group, self._failure_shared = group, False  # some workers may not know of a failure
         group.broadcast(self._weights())
-        self.optimizer.state.clear()  # that of workers which have sat idle would be out of date
+        self.optimizer.state.clear()  # workers that have sat idle have an outdated state
         self._reducer = Reducer(self.trained, group, per_tensor=self._per_tensor)
         self._updater = self._update()
         self._take_first_step()
 
     def _take_first_step(self) -> None:
-        """So that the optimizer's state is there when memory is measured.
+        """Take a step, so that the optimizer has its state when memory is measured.
 
         Raises:
             JobError: Memory runs out.
@@ -177,7 +186,7 @@ class Bench:
                 "choose a smaller network or resolution, or fewer workers"
             )
         while self._precision in NARROW and not self.scale.good_steps and self.scale.scale > 1:
-            self.step(supply)  # the one before was left out
+            self.step(supply)  # the scale was too large: the step before was left out
 
     def _update(self) -> Updater:
         return Updater(self.trained, self.optimizer, clip_norm=self.job.clip_norm)
@@ -202,26 +211,26 @@ class Bench:
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
-        self.let_go()
+        self.release()
         return self.batches.supply(size, resolution)
 
-    def let_go(self) -> None:
-        """Drop what earlier steps have left, which would be weighed with what comes."""
+    def release(self) -> None:
+        """Drop the memory that earlier steps hold, so that it is not weighed with later ones."""
         self._early.drop()
         self.graphs.forget()
 
     def stream(self, feed: Feed, sizes: Sequence[int], resolution: int) -> Iterator[Batch]:
-        """Batches of random samples without end, as large as ``sizes`` say, one after the other."""
+        """Endless batches of random samples, whose sizes cycle through ``sizes``."""
         self.graphs.forget()
         return self.batches.stream(feed, sizes, resolution)
 
     @property
     def first_steps(self) -> int:
-        """In how many steps after a `supply` or `stream` passes are recorded, and not replayed."""
+        """Number of steps after a `supply` or `stream` that record their passes."""
         return int(self.graphs.on)
 
     def close(self) -> None:
-        """Let the loader processes end, and what is recorded go."""
+        """End the loader processes, and drop the recorded passes."""
         self.graphs.end()
         self.batches.close()
 
@@ -230,7 +239,7 @@ class Bench:
         return self.outputs_and_loss(batch)[1]
 
     def outputs_and_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The same, and the network's outputs (n, classes)."""
+        """The network's outputs (n, classes) for a batch, and its mean loss."""
         images, labels = batch
         with autocast(self._precision, self.device):
             outputs = self.network(images)
@@ -240,8 +249,8 @@ class Bench:
         """One whole training step, of a micro-batch from each of ``supplies``.
 
         Returns:
-            Seconds of input, forward, backward and update, and seconds of waiting for what of the
-            gradients' exchange the backward pass did not hide.
+            Seconds of input, forward, backward and update; and seconds of waiting for the part of
+            the gradients' exchange that the backward pass did not hide.
         """
         meter, clock = EpochMeter(), self._clock
         clock.restart()
@@ -250,18 +259,18 @@ class Bench:
             own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
         supply = supplies[0]
-        if isinstance(supply, RandomBatches) and supply.made_there and not own.missing:
+        if isinstance(supply, RandomBatches) and supply.made_on_gpu and not own.missing:
             self._early = supply
             supply.ask()
         clock.lap(meter, "compute")
         self._finish(own, share, meter)
-        # On a GPU the update may be under way still: it is in the time of the next step, as this
-        # one has that of the step before, and nothing waits for it, as in a training.
+        # On a GPU the update may still be running. It then counts in the time of the next step, as
+        # the update before counts in this one; nothing waits for it, as in a training.
         clock.lap(meter, "compute")
         return meter.compute, meter.communication
 
     def try_step(self, supply: Callable[[], Batch]) -> bool:
-        """One training step, if it fits into memory on all workers; else nothing is changed."""
+        """Take a step if it fits into memory on all workers; else change nothing."""
         share = 1 / self.group.size
         with self.graphs.as_trained():
             own = self._backward_if_it_fits([supply], [share])
@@ -273,11 +282,13 @@ class Bench:
         supplies: Sequence[Callable[[], Batch]],
         shares: Sequence[float],
         stop: float = 0.0,
-    ) -> Taken:
-        """One step of a training, if it fits, at the rate that the optimizer has.
+    ) -> StepResult:
+        """One step of a training, if it fits, at the optimizer's present rates.
 
-        ``shares`` are those of this worker's micro-batches in the samples of the step over all
-        workers; ``stop`` is 1 where this worker wants it to be the last, else 0.
+        Args:
+            supplies: Each returns a micro-batch of this worker.
+            shares: Share of each micro-batch in the step's samples over all workers.
+            stop: 1 where this worker wants to stop after the step, else 0.
         """
         with self.graphs.as_trained():
             own = self._backward_if_it_fits(supplies, shares)
@@ -285,9 +296,10 @@ class Bench:
 
     @contextmanager
     def training(self, optimizer: OptimizerName, rate: float) -> Iterator[torch.optim.Optimizer]:
-        """Inside, the starting weights and a new optimizer; after, the starting weights again.
+        """Inside, the bench has its starting weights and a new optimizer.
 
-        Nothing is put back after an error, with which the worker ends.
+        Afterwards it has the starting weights and its former optimizer again. After an error
+        nothing is restored, as the worker ends.
 
         Raises:
             JobError: The network has nothing for this optimizer to do.
@@ -295,7 +307,7 @@ class Bench:
         usual, updater = self.optimizer, self._updater
         self.optimizer = build_optimizer(self.network, self.job, rate, name=optimizer)
         self._updater = self._update()
-        usual.state.clear()  # a training would not have it in memory either
+        usual.state.clear()  # a training would not have a second state in memory
         self.scale = LossScale.of(self._precision)
         self.graphs.forget()
         self.start_over()
@@ -312,7 +324,7 @@ class Bench:
         return own or Tally(weight=0.0, loss=0.0, missing=1.0)
 
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
-        """Forward and backward passes of the micro-batches, each with its share of the step."""
+        """Forward and backward passes of the micro-batches, weighted by their shares."""
         first: object = supplies[0]
         if self._early is not first:
             self._early.drop()
@@ -334,57 +346,57 @@ class Bench:
         return Tally(weight=weight, loss=loss)
 
     def _pass(self, batch: Batch, share: float) -> Tensor | None:
-        """One of them; its mean loss, still on the device. `None` where the compiler failed."""
+        """Passes of a micro-batch; its mean loss on the device, `None` if the compiler failed."""
         loss = self.loss(batch)
         try:
             with torch.autocast(self.device.type, enabled=False):
                 self.scale.scaled(loss, share).backward()
-        except Exception as error:  # a backward pass is compiled when it is due
+        except Exception as error:  # a backward pass is compiled at its first call
             if is_out_of_memory(error) or not self.compilation.gives_up(error):
                 raise
             return None
         return loss.detach().double()
 
     def _set_rates(self, own: Tally) -> None:
-        """Of measured steps, which are to tell of no training.
+        """Set the rates of a measured step, in proportion to its batch.
 
-        Batches may be tiny, and at the base batch's rate the weights would soon be infinite.
+        The batch may be tiny, and at the base batch's rate the weights would soon be infinite.
         """
         share = min(1.0, own.weight * self.group.size / self.job.base_batch)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = share * parameters.setdefault("initial_lr", parameters["lr"])
 
-    def _finish(self, own: Tally, share: float, meter: EpochMeter | None = None) -> Taken:
-        """Exchange and update, as `Session` does; what the exchange took goes into the meter."""
-        failed = bool(self.compilation.failure) and not self._failure_told
+    def _finish(self, own: Tally, share: float, meter: EpochMeter | None = None) -> StepResult:
+        """Exchange and update, as `Session` does; adds the seconds of the exchange to ``meter``."""
+        failed = bool(self.compilation.failure) and not self._failure_shared
         updater, scale, ahead = self._updater, self.scale, None
         narrow = self._precision in NARROW
-        # Factors of 1 take what others would, and change nothing.
+        # Factors of 1 take as long as other factors, and change nothing.
         factors = None if self.job.ags.factors == "off" else torch.ones(len(self.trained))
         if not own.missing:
-            weight = own.weight * self.group.size  # all have as many samples here
+            weight = own.weight * self.group.size  # all workers have equally many samples here
             ahead = updater.ahead(weight, factors, self._early, self._clock, waits=narrow)
         tally = self._reduction.finish(replace(own, uncompiled=float(failed)), share, ahead)
         self._clock.lap(meter or EpochMeter(), "communication")
-        if tally.uncompiled:  # what fails one worker's compiler is compiled on none of them
+        if tally.uncompiled:  # where one worker's compiler fails, no worker computes compiled
             reasons = self.group.gather(self.compilation.failure)
-            self.compilation.failure, self._failure_told = next(filter(None, reasons)), True
+            self.compilation.failure, self._failure_shared = next(filter(None, reasons)), True
         if tally.missing:
             updater.clear()
-            return Taken(fits=False)
+            return StepResult(fits=False)
         norms = updater.rescale(tally, 1 / scale.scale)
         finite = tally.went_ahead or updater.apply(norms, factors)
         if narrow:
             self.scale = scale.after(good=finite)
-        if not finite and scale.scale == 1:  # else it is left out: nothing is wrong yet
+        if not finite and scale.scale == 1:  # else only the scale was too large, and is halved
             self.broken_steps += 1
             self.start_over()
-            self.optimizer.step()  # whose state is there after a step of a training
+            self.optimizer.step()  # so that the optimizer has its state, as after any step
         updater.clear()
-        return Taken(finite=finite or scale.scale > 1, stopped=bool(tally.stop))
+        return StepResult(finite=finite or scale.scale > 1, stopped=bool(tally.stop))
 
     def start_over(self) -> None:
-        """Back to the first weights: a diverged network computes with NaN and never updates."""
+        """Restore the starting weights: a diverged network computes with NaN and never updates."""
         with torch.no_grad():
             for tensor, start in zip(self._weights(), self._start, strict=True):
                 tensor.copy_(start)
@@ -400,11 +412,11 @@ class Bench:
         return self._reducer
 
     def live_bytes(self) -> int:
-        """Bytes of weights, buffers, optimizer state and reduction between two steps."""
+        """Bytes of weights, buffers, optimizer state and reduction buffers between two steps."""
         return lasting_bytes(self.network, self.optimizer) + self._reduction.buffer_bytes
 
     def parts(self) -> MemoryParts:
-        """What takes memory whatever the batch; the reduction as with several workers."""
+        """Bytes that a step takes whatever the batch; the reduction's as with several workers."""
         states = self.optimizer.state.values()
         return MemoryParts(
             parameters=bytes_of(self.network.parameters()),
@@ -423,7 +435,7 @@ def sides_of(job: Job) -> tuple[int, ...]:
 
 
 def if_it_fits(work: Callable[[], Result]) -> Result | None:
-    """What ``work`` returns; `None` where memory runs out, in an update too."""
+    """The result of ``work``; `None` where memory runs out, in an update too."""
     try:
         return work()
     except (RuntimeError, MemoryError) as error:

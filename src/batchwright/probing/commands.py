@@ -1,6 +1,7 @@
-"""What the controller can ask of the workers, and what they answer: one JSON line each.
+"""The controller's commands to the workers, and their answers: one JSON line each.
 
-Workers ``rank < workers`` carry a command out together; the others wait. Rank 0 answers.
+The workers with ``rank < workers`` carry a command out together, and the others wait. Rank 0
+answers.
 """
 
 from __future__ import annotations
@@ -10,15 +11,11 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, TypeAdapter
 
 from batchwright.records import (
-    CollectiveTime,
-    CompilationTimes,
     Count,
     DataFacts,
     FirstAnswers,
     GradientNoise,
-    GraphTimes,
     Index,
-    LinkTime,
     MemoryParts,
     NetworkFacts,
     NonNegative,
@@ -55,11 +52,11 @@ class Pair(NamedTuple):
     small_workers: int  # workers with the small one
     large_batch: int  # samples per step of the former
     small_batch: int  # samples per step of the latter
-    micro_batch: int | None = None  # most samples in one forward pass; `None`: as many as there are
+    micro_batch: int | None = None  # most samples in one forward pass; `None`: the whole batch
 
     @property
     def workers(self) -> int:
-        """All of them."""
+        """Number of workers in both groups."""
         return self.large_workers + self.small_workers
 
     def __str__(self) -> str:
@@ -71,7 +68,7 @@ class Pair(NamedTuple):
 
 
 class Compare(Record):
-    """Time the same step in float32 and in 16 bits, and choose; answered by `Compared`."""
+    """Time the same step in float32 and in 16 bits, and choose a format; answered by `Compared`."""
 
     do: Literal["compare"] = "compare"
     workers: Count
@@ -79,41 +76,51 @@ class Compare(Record):
 
 
 class Compared(Record):
-    """The number format to train in, and the times that decided; none where none was needed."""
+    """The number format to train in, and the times that decided it.
+
+    There are no times where there was nothing to choose.
+    """
 
     precision: Precision
-    times: tuple[PrecisionTime, ...]
-    ratio: PrecisionRatio | None
+    times: tuple[PrecisionTime, ...] = ()
+    ratio: PrecisionRatio | None = None
 
 
 class Prepare(Record):
-    """Build network and optimizer; answered by `Prepared`. Comes before all that follows."""
+    """Build network and optimizer; answered by `Prepared`.
+
+    All further commands need it; only `Compare` may come before it.
+    """
 
     do: Literal["prepare"] = "prepare"
     workers: Count
     precision: Precision
-    recompute: bool = Field(False, description="Blocks again in the backward pass.")
-    compile: bool = Field(False, description="Whether the network computes compiled.")
+    recompute: bool = Field(False, description="Whether the backward pass recomputes blocks.")
+    compile: bool = Field(False, description="Whether the network is compiled.")
     cuda_graphs: bool = Field(False, description="Whether passes are replayed from CUDA graphs.")
 
 
 class Prepared(Record):
-    """What was built, and on what."""
+    """The network that was built, its data and its hardware."""
 
     data: DataFacts
     network: NetworkFacts
     parts: MemoryParts
     held_bytes: Index = Field(
         0,
-        description="What a GPU holds besides whatever the batch, such as images; in each peak.",
+        description="Bytes that a GPU holds whatever the batch, such as images; in each peak.",
     )
     device_name: str
-    other_devices: tuple[str, ...] = Field((), description="Other models that workers have.")
+    other_devices: tuple[str, ...] = Field(
+        (), description="Device models of other workers that differ from rank 0's."
+    )
     threads: Count = Field(description="Compute threads of each worker.")
     memory_bytes: Count = Field(description="Bytes that each worker may use.")
     allocator: str
     arithmetic: str = ""
-    no_graphs: str = Field("", description="Why passes are not replayed, though they should.")
+    no_graphs: str = Field(
+        "", description="Why passes cannot be replayed as the job asks; empty: they can."
+    )
     loaders: Index | None = Field(
         None,
         description="Loader processes of each worker; null: a step makes its batch itself.",
@@ -121,7 +128,7 @@ class Prepared(Record):
 
 
 class TakeTurns(Record):
-    """Time a step two ways, in turns, at the batch that is planned or less."""
+    """Time a step in two ways, in turns, at the wanted batch or a smaller affordable one."""
 
     workers: Count
     resolution: Count
@@ -130,71 +137,61 @@ class TakeTurns(Record):
 
 
 class Recompute(TakeTurns):
-    """Time a step that does not fit the memory both ways; answered by `Recomputed`.
+    """Time a step that does not fit the memory, with recomputed blocks and with micro-batches.
 
-    Steps afterwards are as it was chosen.
+    Answered by `Recomputed`. Later steps compute in the way that was chosen.
     """
 
     do: Literal["recompute"] = "recompute"
     limit_bytes: Count
-    try_without: bool = Field(True, description="False: it surely does not fit as it is.")
+    try_without: bool = Field(
+        True, description="Whether to try without recomputation; false: it surely does not fit."
+    )
 
 
 class Recomputed(Record):
-    """What came of it; nothing where all samples fit, or the network has no blocks."""
+    """Times with and without recomputation; null where all samples fit or there are no blocks."""
 
     times: RecomputationTimes | None
 
 
 class Compile(TakeTurns):
-    """Time a step compiled and not; answered by `Compiled`. Steps afterwards are as chosen.
+    """Time a step compiled and not compiled; answered by `CompilationTimes`.
 
-    The time to spend is without that of compiling.
+    Later steps compute in the way that was chosen. The time to spend leaves compiling out.
     """
 
     do: Literal["compile"] = "compile"
-    asked: bool
-
-
-class Compiled(Record):
-    """What came of it."""
-
-    times: CompilationTimes
+    asked: bool = Field(description="Whether the job asks for compiling, whatever it saves.")
 
 
 class Replay(TakeTurns):
-    """Time a step replayed from CUDA graphs and not; answered by `Replayed`.
+    """Time a step with passes replayed from CUDA graphs and without; answered by `GraphTimes`.
 
-    Steps afterwards are as it was chosen.
+    Later steps compute in the way that was chosen.
     """
 
     do: Literal["replay"] = "replay"
 
 
-class Replayed(Record):
-    """What came of it."""
-
-    times: GraphTimes
-
-
 class Guess(Record):
-    """Peak bytes of a step that nobody has tried yet; answered by `Guessed`."""
+    """Estimate the peak bytes of a step without taking it; answered by `Guessed`."""
 
     do: Literal["guess"] = "guess"
-    workers: Literal[1] = 1  # one process can tell for all
+    workers: Literal[1] = 1  # the estimate is the same in every process
     resolution: Count
     local_batch_size: Count
-    recompute: bool = Field(False, description="As if blocks were recomputed, which they may be.")
+    recompute: bool = Field(False, description="Whether to assume that blocks are recomputed.")
 
 
 class Guessed(Record):
-    """From fake tensors; null where PyTorch cannot tell."""
+    """Peak bytes by fake tensors; null where PyTorch cannot estimate them."""
 
     peak_bytes: Count | None
 
 
 class Weigh(Record):
-    """Memory of one step, and whether it fits at all; answered by `Weighed`."""
+    """Measure the memory of one step, and whether it fits; answered by `Weighed`."""
 
     do: Literal["weigh"] = "weigh"
     workers: Count
@@ -203,14 +200,14 @@ class Weigh(Record):
 
 
 class Weighed(Record):
-    """Both sizes as in `MemoryPoint`; no peak: the step does not fit, and changed nothing."""
+    """Both sizes as in `MemoryPoint`; without a peak the step did not fit, and changed nothing."""
 
     peak_bytes: Count | None
     resident_bytes: Count | None
 
 
 class Visit(Record):
-    """Time a few steps; answered by `Visited`."""
+    """Time a few steps in a row; answered by `Visited`."""
 
     do: Literal["visit"] = "visit"
     workers: Count
@@ -223,26 +220,30 @@ class Visit(Record):
 class Visited(Record):
     """Seconds of computing and of waiting for the exchange, of each timed step.
 
-    Where loader processes feed the steps, whose batches come in bursts, each is the visit's mean.
+    Loader processes deliver batches in bursts, so where they feed the steps, each entry is the mean
+    of the visit.
     """
 
     steps: tuple[tuple[Positive, NonNegative], ...]
-    apart: tuple[tuple[Positive, NonNegative], ...] = Field(
-        (), description="The same of each worker, in rank order: means of the visit."
+    by_worker: tuple[tuple[Positive, NonNegative], ...] = Field(
+        (), description="Means over the steps for each worker, in rank order."
     )
     loading: StepLoading | None = None
 
     @property
     def shortest(self) -> float:
-        """Seconds of the shortest step, which tells what is affordable.
+        """Seconds of the shortest step, by which the controller decides what is affordable.
 
-        In a slow stretch of the machine all others may take many times as long.
+        In a slow stretch of the machine all other steps may take many times as long.
         """
         return min(map(sum, self.steps))
 
 
 class VisitPair(Record):
-    """Have two groups take steps at the same time, nobody waiting; answered by `PairVisited`."""
+    """Time two groups that take steps at the same time without waiting for each other.
+
+    Answered by `PairVisited`.
+    """
 
     do: Literal["pair"] = "pair"
     workers: Count
@@ -255,16 +256,16 @@ class VisitPair(Record):
 
 
 class PairVisited(Record):
-    """Seconds of a step with the large and with the small batch.
+    """Seconds of a step with the large and with the small batch, in each of two stretches.
 
-    Twice: first the groups as planned, then with the batches changed over.
+    In the second stretch the groups have changed their batches over.
     """
 
     stretches: tuple[tuple[Positive, Positive], ...]
 
 
 class Exchange(Record):
-    """Time an exchange between the workers; answered by `Exchanged`."""
+    """Time an exchange of a message between the workers; answered by `CollectiveTime`."""
 
     do: Literal["exchange"] = "exchange"
     operation: Literal["all-reduce", "push-pull"]
@@ -273,30 +274,18 @@ class Exchange(Record):
     seconds: Positive = Field(description="Time to spend.")
 
 
-class Exchanged(Record):
-    """The time it took."""
-
-    time: CollectiveTime
-
-
 class TimeLink(Record):
-    """Time messages between rank 0 and another, in silence; answered by `LinkTimed`."""
+    """Time messages between rank 0 and a partner while all others wait; answered by `LinkTime`."""
 
     do: Literal["link"] = "link"
     workers: Count
-    partner: Count = Field(description="Rank of the other.")
+    partner: Count = Field(description="Rank of the partner.")
     between: Literal["hosts", "workers of a host"]
     seconds: Positive = Field(description="Time to spend.")
 
 
-class LinkTimed(Record):
-    """What they took."""
-
-    link: LinkTime
-
-
 class MeasureNoise(Record):
-    """Gradient noise at the present weights, which stay; answered by `NoiseMeasured`."""
+    """Measure the gradient noise after a few steps; answered by `NoiseMeasured`."""
 
     do: Literal["noise"] = "noise"
     workers: Count
@@ -306,13 +295,13 @@ class MeasureNoise(Record):
 
 
 class NoiseMeasured(Record):
-    """Null where no gradient was finite."""
+    """The gradient noise scale; null where no gradient was finite or the data do not suffice."""
 
     noise: GradientNoise | None
 
 
 class Evaluate(Record):
-    """Time forward passes of the starting weights, without gradients; answered by `Evaluated`.
+    """Time forward passes without gradients at the starting weights; answered by `Evaluated`.
 
     The network has the starting weights afterwards.
     """
@@ -324,31 +313,35 @@ class Evaluate(Record):
 
 
 class Evaluated(Record):
-    """What they took, and what was answered."""
+    """Time of an evaluation, and the accuracy of the untrained network."""
 
-    seconds_per_image: Positive = Field(description="Median.")
-    first_answers: FirstAnswers | None = Field(None, description="Null where none can be told.")
+    seconds_per_image: Positive = Field(
+        description="Median over the passes; their mean where loader processes feed them."
+    )
+    first_answers: FirstAnswers | None = Field(
+        None, description="Answers of the untrained network; null where nothing was evaluated."
+    )
 
 
 class TimeUpdates(Record):
-    """Time the optimizers that a plan may choose from; answered by `UpdatesTimed`.
+    """Time an update by each optimizer that a plan may choose; answered by `UpdatesTimed`.
 
-    Weights and the optimizer's state stay.
+    Weights and the state of the bench's own optimizer stay as they were.
     """
 
     do: Literal["updates"] = "updates"
     workers: Count
-    seconds: Positive = Field(description="Time to spend on each.")
+    seconds: Positive = Field(description="Time to spend on each optimizer.")
 
 
 class UpdatesTimed(Record):
-    """What they take."""
+    """Times of the updates, by optimizer."""
 
     times: tuple[UpdateTime, ...]
 
 
 class RunTrial(Record):
-    """Train from the starting weights for a little, and judge; answered by `TrialRun`.
+    """Train briefly from the starting weights and evaluate; answered by `TrialRun`.
 
     Weights, statistics and the optimizer's state are the starting ones afterwards.
     """
@@ -359,24 +352,25 @@ class RunTrial(Record):
     optimizer: OptimizerName
     global_batch_size: Count
     rate_scale: Positive = Field(1.0, description="Multiple of the usual learning rate.")
-    samples: Count = Field(description="To train on, over all workers.")
-    held_out: Count = Field(description="Training images that are kept to judge on.")
+    samples: Count = Field(description="Samples to train on, over all workers.")
+    held_out: Count = Field(description="Training images that the trial is evaluated on.")
     micro_batch: Count = Field(description="Most samples in a forward pass of a worker.")
     most_seconds: Positive | None = Field(
-        None, description="Training is given up when it has taken so long; null: never."
+        None, description="Seconds after which the trial is given up; null: never."
     )
 
 
 class TrialRun(Record):
-    """How a trial ended; before that, now and then, how far it has come."""
+    """The outcome of a trial, or, now and then before its end, its progress."""
 
-    done: float = Field(1.0, ge=0, le=1, description="Share of it; 1 once it has ended.")
+    done: float = Field(1.0, ge=0, le=1, description="Share of the trial; 1 once it has ended.")
     trial: Trial | None = Field(
-        None, description="Null before its end, and where memory ran out or what follows is so."
+        None,
+        description="Null before the end, where memory ran out, and with the two flags below.",
     )
-    given_up: bool = Field(False, description="Whether it took too long.")
+    given_up: bool = Field(False, description="Whether the trial took too long.")
     no_accuracy: bool = Field(
-        False, description="Whether outputs and labels are not such that accuracy could be told."
+        False, description="Whether outputs and labels are such that there is no accuracy."
     )
 
 
@@ -400,11 +394,11 @@ Command = (
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 
 
-def ignored(*told: object) -> None:
-    """For whoever does not want to know how far something has come."""
-    del told
+def ignored(*values: object) -> None:
+    """A callback that does nothing."""
+    del values
 
 
 def read_command(line: str | bytes) -> Command:
-    """The command that a line of JSON holds."""
+    """Parse a command from a line of JSON."""
     return _COMMANDS.validate_json(line)

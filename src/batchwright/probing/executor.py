@@ -24,10 +24,10 @@ from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.measure.precision import choose_precision
 from batchwright.probing.measure.recomputation import compare_recomputation
 from batchwright.probing.measure.step_time import visit, visit_beside_loading
-from batchwright.probing.measure.timing import on_any
+from batchwright.probing.measure.timing import on_any_worker
 from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.measure.update_time import update_times
-from batchwright.records import Job, RecomputationTimes, Record
+from batchwright.records import Job, Record
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import arithmetic, free_memory, local_workers, worker_threads
 from batchwright.workload.passes.recomputation import may_recompute
@@ -35,9 +35,13 @@ from batchwright.workload.task import network_facts, set_training
 
 
 class Executor:
-    """One worker's part in every command; commands may ask for these ``counts`` of the workers.
+    """One worker's part in every command.
 
-    The job's resolutions are concrete; ``allocator`` is the state of the memory allocator in words.
+    Args:
+        job: What is measured; its resolutions are concrete.
+        group: All workers.
+        counts: Numbers of workers that commands may name.
+        allocator: State of the memory allocator, in words.
 
     Raises:
         DataError: The data are missing or damaged.
@@ -51,42 +55,50 @@ class Executor:
         self._bench: Bench | None = None
 
     def carry_out(
-        self, command: commands.Command, tell: Callable[[Record], None] = commands.ignored
+        self, command: commands.Command, on_progress: Callable[[float], None] = commands.ignored
     ) -> Record:
-        """Do what the command says, together with the other workers it is for.
+        """Carry out a command, together with the other workers that it names.
 
-        ``tell`` takes what there is to say before the end: how far a trial has come.
+        ``on_progress`` is called with the share of a trial that is done.
 
         Raises:
-            BatchwrightError: What the user can mend, such as a network that does not take these
-                images; another worker is gone.
+            BatchwrightError: The user can mend something, such as a network that does not take
+                these images; or another worker is gone.
         """
         match command:
             case commands.Compare():
                 group = self._part(command.workers)
-                choice = choose_precision(self._job, self._data, group, seconds=command.seconds)
-                return commands.Compared(**choice._asdict())
+                return choose_precision(self._job, self._data, group, seconds=command.seconds)
             case commands.Prepare():
                 return self._prepare(command)
             case commands.Recompute():
-                return commands.Recomputed(times=self._recomputation(command))
+                bench = self._joined(command.workers)
+                if not may_recompute(bench.network):
+                    return commands.Recomputed(times=None)
+                recomputing = compare_recomputation(
+                    bench,
+                    command.resolution,
+                    command.wanted_batch_size,
+                    command.limit_bytes,
+                    try_without=command.try_without,
+                    seconds=command.seconds,
+                )
+                return commands.Recomputed(times=recomputing)
             case commands.Compile():
-                compiling = compare_compilation(
+                return compare_compilation(
                     self._joined(command.workers),
                     command.resolution,
                     command.wanted_batch_size,
                     asked=command.asked,
                     seconds=command.seconds,
                 )
-                return commands.Compiled(times=compiling)
             case commands.Replay():
-                replaying = compare_graphs(
+                return compare_graphs(
                     self._joined(command.workers),
                     command.resolution,
                     command.wanted_batch_size,
                     seconds=command.seconds,
                 )
-                return commands.Replayed(times=replaying)
             case commands.Guess():
                 size = command.resolution, command.local_batch_size
                 job = self._job
@@ -108,12 +120,11 @@ class Executor:
                 return commands.PairVisited(stretches=stretches)
             case commands.Exchange():
                 group = self._part(command.workers)
-                time = time_exchange(
+                return time_exchange(
                     group, command.operation, command.bytes, seconds=command.seconds
                 )
-                return commands.Exchanged(time=time)
             case commands.TimeLink():
-                return commands.LinkTimed(link=time_link(self._part(command.workers), command))
+                return time_link(self._part(command.workers), command)
             case commands.MeasureNoise():
                 noise = measure_noise(
                     self._joined(command.workers),
@@ -124,13 +135,18 @@ class Executor:
                 return commands.NoiseMeasured(noise=noise)
             case commands.Evaluate():
                 bench = self._joined(command.workers)
-                found = evaluate(bench, command.batch_size, command.repeats)
-                return commands.Evaluated(**found._asdict())
+                return evaluate(bench, command.batch_size, command.repeats)
             case commands.TimeUpdates():
                 times = update_times(self._joined(command.workers), seconds=command.seconds)
                 return commands.UpdatesTimed(times=times)
             case commands.RunTrial():
-                return self._trial(command, tell)
+                try:
+                    trial = run_trial(self._joined(command.workers), command, on_progress)
+                except GivenUp:
+                    return commands.TrialRun(given_up=True)
+                except NoAccuracy:
+                    return commands.TrialRun(no_accuracy=True)
+                return commands.TrialRun(trial=trial)
 
     def _prepare(self, command: commands.Prepare) -> commands.Prepared:
         group = self._part(command.workers)
@@ -146,7 +162,7 @@ class Executor:
         facts = network_facts(self._job.network, bench.network, bench.side, channels)
         set_training(bench.network)
         bench.batches.hold_images()
-        bench.let_go()
+        bench.release()
         feed = bench.batches.feed(command.workers)
         return commands.Prepared(
             data=self._data.facts,
@@ -161,19 +177,6 @@ class Executor:
             loaders=feed.loading.loaders if feed else None,
         )
 
-    def _recomputation(self, command: commands.Recompute) -> RecomputationTimes | None:
-        bench = self._joined(command.workers)
-        if not may_recompute(bench.network):
-            return None
-        return compare_recomputation(
-            bench,
-            command.resolution,
-            command.wanted_batch_size,
-            command.limit_bytes,
-            try_without=command.try_without,
-            seconds=command.seconds,
-        )
-
     def _visit(self, command: commands.Visit) -> commands.Visited:
         bench = self._joined(command.workers)
         size, side = command.local_batch_size, command.resolution
@@ -181,53 +184,39 @@ class Executor:
         feed = bench.batches.feed(command.workers)
         if feed is None:
             supply = bench.supply(size, side)
-            steps, apart = visit(bench, supply, seconds=seconds, most_steps=most)
-            return commands.Visited(steps=tuple(steps), apart=apart)
-        steps, apart, loading = visit_beside_loading(
+            steps, by_worker = visit(bench, supply, seconds=seconds, most_steps=most)
+            return commands.Visited(steps=tuple(steps), by_worker=by_worker)
+        steps, by_worker, loading = visit_beside_loading(
             bench, feed, size, side, seconds=seconds, most_steps=most
         )
-        return commands.Visited(steps=tuple(steps), apart=apart, loading=loading)
-
-    def _trial(
-        self, command: commands.RunTrial, tell: Callable[[Record], None]
-    ) -> commands.TrialRun:
-        def come(share: float) -> None:
-            tell(commands.TrialRun(done=share))
-
-        try:
-            trial = run_trial(self._joined(command.workers), command, come)
-        except GivenUp:
-            return commands.TrialRun(given_up=True)
-        except NoAccuracy:
-            return commands.TrialRun(no_accuracy=True)
-        return commands.TrialRun(trial=trial)
+        return commands.Visited(steps=tuple(steps), by_worker=by_worker, loading=loading)
 
     def close(self) -> None:
-        """Let loader processes end."""
+        """End the loader processes."""
         if self._bench is not None:
             self._bench.close()
 
     def _joined(self, workers: int) -> Bench:
-        """The bench, taking its steps with so many workers."""
+        """The bench, which takes its steps with the first ``workers`` workers."""
         assert self._bench is not None  # noqa: S101 - the controller prepares first
         group = self._part(workers)
-        # A worker that sat out the last command does not know that the others went on.
-        if on_any(group, self._bench.group is not group):
+        # All join anew if one has to: a worker that sat out the last command has older weights.
+        if on_any_worker(group, self._bench.group is not group):
             self._bench.join(group)
         return self._bench
 
     def _alone(self, workers: int) -> Bench:
-        """The bench, taking its steps by itself beside ``workers`` - 1 others."""
-        assert self._bench is not None  # noqa: S101 - as above
-        self._part(workers)  # its share of the cores
+        """The bench, which takes its steps by itself beside ``workers`` - 1 others."""
+        assert self._bench is not None  # noqa: S101 - the controller prepares first
+        self._part(workers)  # sets this worker's share of the cores
         if self._bench.group is not self._own:
             self._bench.join(self._own)
         return self._bench
 
     def _part(self, workers: int) -> Group:
-        """The first ``workers`` as a group, each with its share of the cores."""
+        """The group of the first ``workers`` workers; sets this worker's share of the cores."""
         group = self._parts[workers]
-        assert group is not None  # noqa: S101 - others are not given the command
+        assert group is not None  # noqa: S101 - other workers do not get the command
         threads = worker_threads(local_workers(workers))
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
@@ -235,9 +224,9 @@ class Executor:
 
 
 def devices(group: Group, neighbours: int) -> dict[str, Any]:
-    """What `Prepared` says of the devices of a group, of which so many are on each machine.
+    """Fields of `Prepared` about the devices of a group, with ``neighbours`` workers a machine.
 
-    All take the same batches, so the least memory counts.
+    All workers take the same batches, so the least memory counts.
     """
     names = group.gather(device_name(group.device))
     return {
@@ -248,7 +237,7 @@ def devices(group: Group, neighbours: int) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """Model of the GPU or of the processor."""
+    """Model name of the GPU or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if sys.platform == "linux":

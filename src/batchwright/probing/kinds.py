@@ -1,13 +1,13 @@
-r"""Several kinds of workers that measure together, told apart by what each computes meanwhile.
+r"""Several kinds of workers that measure together, distinguished by their computing times.
 
-In a visit all workers take steps with equal batches, and wait for each other in the exchange. What
-worker :math:`i` computes takes :math:`c_i` seconds, and it waits :math:`w_i`: those of the slowest
-are the exchange alone. So a step of a kind would take :math:`c_i + \min_j w_j` if no other were
-slower. All that is measured holds for the number of workers that were there together.
+In a visit all workers take steps with equal batches, and wait for each other in the exchange.
+Worker :math:`i` computes for :math:`c_i` seconds and waits for :math:`w_i` seconds; the wait of the
+slowest worker is the exchange alone. So a step of a kind would take :math:`c_i + \min_j w_j` if no
+other worker were slower. The measurements hold for the number of workers that took part.
 
-What a kind computes is told as a share of what all compute in the same visit, :math:`r`. One visit
-scatters, and curves through single visits may cross, so the kind's shares at the points are drawn
-towards its share over all of them, and that towards equal ones, as far as visits scatter (the
+A kind's computing time is expressed as its ratio :math:`r` to the mean of all workers in the same
+visit. Single visits scatter, and curves through them may cross. So the kind's ratios at the points
+are shrunk towards its ratio over all points, and that towards 1, as far as visits scatter (the
 estimator of James and Stein, 1961; Morris, J. Am. Stat. Assoc. 78, 1983).
 """
 
@@ -22,26 +22,26 @@ from statistics import fmean, median, stdev, variance
 from batchwright.prediction.contradictions import key_of
 from batchwright.prediction.fit import student_t_975
 from batchwright.probing.commands import Point
-from batchwright.probing.measure.step_time import Apart
+from batchwright.probing.measure.step_time import WorkerMeans
 from batchwright.records import KindTimes, StepTime
 
 CLEARLY = 1.25
-"""Times as slow in three of four visits with larger batches makes hosts of one name two kinds,
-where visits do not scatter so much that equal hosts could look like that (`_clearly_slower`)."""
+"""Ratio of computing times from which hosts of one name are two kinds: in three of four visits with
+larger batches, and beyond the scatter of equal hosts (`_clearly_slower`)."""
 
-_MINIMUM_VISITS = 2  # that tell
+_MINIMUM_VISITS = 2  # of all workers, to distinguish kinds
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker is.
+    """Host and device of a worker.
 
     Attributes:
-        host: Its name.
-        gpu: Which GPU; empty: none.
-        kind: What its host says it is, or its device's name.
+        host: Name of the host.
+        gpu: Identity of its GPU; empty: none.
+        kind: The kind that its host states, or else its device's name.
         device_name: Model of the device.
-        memory_bytes: That it may use.
+        memory_bytes: Bytes that the worker may use.
     """
 
     host: str
@@ -50,115 +50,117 @@ class Place:
     device_name: str
     memory_bytes: int
 
-    def called(self, named: str) -> Place:
-        """The same, of the kind that a job names, if any, where its host says nothing."""
+    def with_kind(self, named: str) -> Place:
+        """This place, with the kind that a job names, if any, where its host states none."""
         return replace(self, kind=named) if named and self.kind == self.device_name else self
 
-    def named_among(self, kinds: Sequence[str], named: str) -> str:
-        """Its kind in a plan, whose job names one.
+    def kind_in_plan(self, kinds: Sequence[str], named: str) -> str:
+        """This worker's kind in a plan.
 
-        Hosts of one kind may stand apart there, as `kinds_of` names them.
+        Args:
+            kinds: The plan's kinds. Hosts of one kind may be separate kinds there, as `kinds_of`
+                names them.
+            named: The kind that the plan's job names; empty: none.
         """
         for name in kinds:
             base, _, hosts = name.removesuffix(")").rpartition(" (")
             if base == self.kind and self.host in hosts.split(", "):
                 return name
-        return self.kind if self.kind in kinds else self.called(named).kind
+        return self.kind if self.kind in kinds else self.with_kind(named).kind
 
 
-def said_of_all(places: Sequence[Place], named: str) -> str:
-    """The kind that all hosts say they are of, else what the job names; empty: the device tells."""
-    said = {"" if one.kind == one.device_name else one.kind for one in places}
-    return said.pop() if len(said) == 1 else named
+def common_kind(places: Sequence[Place], named: str) -> str:
+    """The kind that all hosts state, or else the one that the job names; empty: by the device."""
+    stated = {"" if one.kind == one.device_name else one.kind for one in places}
+    return stated.pop() if len(stated) == 1 else named
 
 
 def kinds_of(
     places: Sequence[Place],
     steps: Sequence[StepTime],
-    visits: Mapping[Point, Sequence[Apart]],
+    visits: Mapping[Point, Sequence[WorkerMeans]],
     *,
     named: str = "",
 ) -> tuple[KindTimes, ...]:
-    """What each kind takes, in the order of their first workers; nothing where all are of one.
+    """Step times of each kind, in the order of their first workers; empty for a single kind.
 
     Args:
-        places: Of all workers, in rank order.
-        steps: Measured together, at the pace of the slowest.
-        visits: By point, what each worker took at each visit in which all took part.
+        places: The place of each worker, in rank order.
+        steps: Step times measured together, at the pace of the slowest worker.
+        visits: By point, the mean seconds of each worker at each visit.
         named: Kind that the job names; its hosts are of one kind, however fast they are.
     """
     rising = sorted(visits, key=lambda point: point.local_batch_size)
     whole = [one for point in rising for one in visits[point] if len(one) == len(places)]
     if len(whole) < _MINIMUM_VISITS:
         return ()
-    # Those of larger batches, as small ones show what goes on around computing.
+    # Larger batches alone: in small ones the overhead around computing counts too much.
     whole = whole[len(whole) // 2 :] if len(whole) >= 2 * _MINIMUM_VISITS else whole
     groups = _groups(places, whole, named)
     if len(groups) < 2:
         return ()
     found = []
     for name, ranks in sorted(groups.items(), key=lambda one: one[1][0]):
-        shares = _Shares(whole, visits, ranks)
-        own = tuple(
-            _of_kind(step, shares, told, point)
-            for step in steps
-            if (told := visits.get(point := Point(*key_of(step)))) and step.workers == len(places)
-        )
-        memory = min(places[rank].memory_bytes for rank in ranks)
+        ratios = _LogRatios(whole, visits, ranks)
+        own = []
+        for step in steps:
+            point = Point(*key_of(step))
+            if step.workers == len(places) and visits.get(point):
+                own.append(_step_of_kind(step, ratios, visits[point], point))
         found.append(
             KindTimes(
                 kind=name,
                 workers=len(ranks),
                 device_name=places[ranks[0]].device_name,
-                memory_bytes=memory,
-                pace=exp(shares.overall),
-                steps=own,
+                memory_bytes=min(places[rank].memory_bytes for rank in ranks),
+                pace=exp(ratios.overall),
+                steps=tuple(own),
             )
         )
     return tuple(found)
 
 
-class _Shares:
-    """Logarithms of what a kind computes over what all workers compute in the mean.
+class _LogRatios:
+    """Logarithms of a kind's computing time over the mean computing time of all workers.
 
     Args:
-        whole: Visits that tell of the kind as a whole.
+        whole: Visits of all workers that determine the overall ratio.
         visits: By point, all visits.
-        ranks: Of the kind's workers.
+        ranks: Ranks of the kind's workers.
 
     Attributes:
-        overall: Of all points together.
+        overall: Logarithm of the ratio over all points.
     """
 
     def __init__(
         self,
-        whole: Sequence[Apart],
-        visits: Mapping[Point, Sequence[Apart]],
+        whole: Sequence[WorkerMeans],
+        visits: Mapping[Point, Sequence[WorkerMeans]],
         ranks: Sequence[int],
     ) -> None:
         self._ranks = ranks
-        told = [self._of(one) for one in whole]
-        middle = median(told)
-        self.overall = middle * _trust(middle**2, variance(told) / len(told))
+        logs = [self._of(one) for one in whole]
+        middle = median(logs)
+        self.overall = middle * _trust(middle**2, variance(logs) / len(logs))
         size = len(whole[0])
         self._by_point = {
             point: [self._of(one) for one in some if len(one) == size]
             for point, some in visits.items()
         }
         several = [some for some in self._by_point.values() if len(some) > 1]
-        # Unknown where no point was visited twice: then nothing tells points apart.
+        # Unknown where no point was visited twice: then all points have the overall ratio.
         self._scatter = fmean(variance(some) for some in several) if several else None
 
-    def _of(self, visit: Apart) -> float:
+    def _of(self, visit: WorkerMeans) -> float:
         return log(_computing(visit, self._ranks) / _computing(visit, range(len(visit))))
 
-    def computing(self, point: Point, visits: Sequence[Apart]) -> list[float]:
+    def computing(self, point: Point, visits: Sequence[WorkerMeans]) -> list[float]:
         """Seconds that the kind computes at each visit to a point."""
-        told = self._by_point[point]
-        away = fmean(told) - self.overall
+        logs = self._by_point[point]
+        away = fmean(logs) - self.overall
         trust = 0.0
         if self._scatter is not None:
-            trust = _trust(away**2, self._scatter / len(told))
+            trust = _trust(away**2, self._scatter / len(logs))
         return [
             _computing(visit, range(len(visit)))
             * exp(self.overall + trust * (self._of(visit) - self.overall))
@@ -167,12 +169,14 @@ class _Shares:
 
 
 def _trust(squared: float, noise: float) -> float:
-    """How much of a deviation is more than noise of some variance would make of none."""
+    """Factor by which a deviation is shrunk, from its square and the variance of its noise."""
     return max(0.0, 1 - noise / squared) if squared else 1.0
 
 
-def _groups(places: Sequence[Place], visits: Sequence[Apart], named: str) -> dict[str, list[int]]:
-    """Ranks of each kind, by its name: hosts of one name that are clearly slower stand apart."""
+def _groups(
+    places: Sequence[Place], visits: Sequence[WorkerMeans], named: str
+) -> dict[str, list[int]]:
+    """By kind, its ranks; hosts of one kind that are clearly slower become a kind of their own."""
     hosts_of: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, place in enumerate(places):
         hosts_of[place.kind][place.host].append(rank)
@@ -196,27 +200,30 @@ def _groups(places: Sequence[Place], visits: Sequence[Apart], named: str) -> dic
 
 
 def _clearly_slower(ratios: Sequence[float]) -> bool:
-    r"""Whether a host is slower than another by more than visits scatter.
+    r"""Whether a host is slower than another by more than the scatter of visits.
 
-    Three of four visits say so, and the 95 % interval of the mean of :math:`\ln r` (Student's t)
-    lies above 0: what disturbs a few visits in turn makes no kind.
+    It is by `CLEARLY` in three of four visits, and the 95 % interval of the mean of :math:`\ln r`
+    (Student's t) lies above 0, so that a disturbance of a few visits makes no kind.
 
     Args:
-        ratios: Of the times that both take to compute in the same visit, at least two.
+        ratios: Ratios :math:`r` of both hosts' computing times in the same visit, at least two.
     """
     logs = sorted(log(one) for one in ratios)
     error = student_t_975(len(logs) - 1) * stdev(logs) / sqrt(len(logs))
     return logs[len(logs) // 4] >= log(CLEARLY) and fmean(logs) > error
 
 
-def _computing(visit: Apart, ranks: Sequence[int]) -> float:
+def _computing(visit: WorkerMeans, ranks: Sequence[int]) -> float:
+    """Mean seconds of computing of some workers in a visit."""
     return fmean(visit[rank][0] for rank in ranks)
 
 
-def _of_kind(step: StepTime, shares: _Shares, visits: Sequence[Apart], point: Point) -> StepTime:
-    """The step as it is where no kind is slower than the one of these shares."""
+def _step_of_kind(
+    step: StepTime, ratios: _LogRatios, visits: Sequence[WorkerMeans], point: Point
+) -> StepTime:
+    """The step time of a kind, as if no other worker were slower."""
     whole = [one for one in visits if len(one) == step.workers]
-    computing = shares.computing(point, whole)
+    computing = ratios.computing(point, whole)
     exchange = [min(sync for _, sync in one) for one in whole]
     both = tuple(map(sum, zip(computing, exchange, strict=True)))
     ratio = median(both) / step.step_seconds

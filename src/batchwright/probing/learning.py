@@ -1,4 +1,4 @@
-"""How the network learns: trials, one after the other, as long as they pay and time allows."""
+"""How the network learns: trials, one after the other, while they are useful and time is left."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from batchwright.records.registries.optimizers import SGD
 from batchwright.records.text.formatting import counted, duration, percent
 
 MAX_TIMES = 2
-"""Trials that take longer than they should, as beside others' work, end after so many times the
-time for all of them."""
+"""Multiple of the time for all trials after which they end, should they take longer than expected,
+as beside other programs."""
 
 TrialProgress = Callable[[str, float, float], None]
-"""Takes a trial in words, the share of it that is done, and the seconds left for all of them."""
+"""Called with a trial's name, the share of it that is done, and the seconds left for all trials."""
 
 Slowness = Callable[[Prediction, OptimizerName], float]
+"""By candidate and optimizer: real seconds of a training here over the planned seconds."""
 
 
 def run_trials(
@@ -46,15 +47,18 @@ def run_trials(
     keep: Callable[[Profile], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Make the trials that the choice between the plan's candidates hangs on.
+    """Make the trials that decide between the plan's candidates.
 
-    The profile has all that was measured besides, and trials that were made before; the plan was
-    made of it, by what other tasks' trainings lead to expect. ``report`` is called with what is
-    made next and how far it has come; ``keep`` takes what is known before each trial, in case it is
-    the last.
+    Args:
+        visitor: Has the trials made.
+        profile: All other measurements, and earlier trials if there are any.
+        plan: A plan by ``profile`` without trials, from the trainings of other tasks.
+        report: Called with each trial's name and progress.
+        keep: Called with the profile so far before each trial.
+        clock: Returns seconds since any fixed moment.
 
     Returns:
-        The profile with its trials, in the order in which they were made; none where
+        The profile with its trials, in the order in which they were made. There are none where
         `probe.learning` leaves no time for one, where there is nothing to choose, and for methods
         that do not train as trials do.
     """
@@ -68,7 +72,7 @@ def run_trials(
         return profile.model_copy(update={"trials_note": note if asked else ""})
     try:
         slowness = _slowness(profile)
-    except PlanError as error:  # nothing was measured that tells
+    except PlanError as error:  # too little was measured
         return profile.model_copy(update={"trials_note": f"there are no trials: {error}"})
     question = _question(profile, plan, slowness)
     trials = list(profile.trials)
@@ -95,8 +99,8 @@ def run_trials(
             rate_scale=wanted.rate_scale,
             most_seconds=MAX_TIMES * budget - spent,
         )
-        heard = _teller(report, name, budget - spent, clock)
-        run = visitor.ask(command, TrialRun, str(wanted), heard)
+        on_progress = _progress_of(report, name, budget - spent, clock)
+        run = visitor.ask(command, TrialRun, str(wanted), on_progress)
         if run is not None and run.trial is not None:
             trials.append(run.trial)
             budget = _seconds(profile, plan, slowness, question, trials)
@@ -109,7 +113,7 @@ def run_trials(
             )
         elif run is not None and run.no_accuracy:
             note = NO_ACCURACY
-        else:  # it was too much for the memory, whatever the visits said
+        else:  # memory ran out, though the visits fitted
             why = "a worker was killed (out of memory?)" if run is None else "out of memory"
             report(f"{name}, {why}", 1.0, budget - (clock() - began))
             arms = tuple(arm for arm in question.arms if arm.batch < wanted.arm.batch)
@@ -119,26 +123,26 @@ def run_trials(
     return profile.model_copy(update={"trials": tuple(trials), "trials_note": note})
 
 
-def _teller(
+def _progress_of(
     report: TrialProgress, name: str, left: float, clock: Callable[[], float]
 ) -> Callable[[float], None]:
-    """Reports a trial that begins now, and takes the share of it that is done."""
+    """Report a trial that begins now; returns a function that reports the share that is done."""
     began = clock()
     report(name, 0.0, left)
 
-    def heard(share: float) -> None:
+    def on_progress(share: float) -> None:
         spent = clock() - began
         own = spent * (1 - share) / share if share else 0.0
         report(name, share, max(left - spent, own))
 
-    return heard
+    return on_progress
 
 
 def _why_none(profile: Profile, question: Question, budget: float) -> str:
-    """What speaks against any trial, and what to give instead; empty if nothing does."""
+    """Why no trial is possible, and what the job should say instead; empty if trials are."""
     job = profile.job
     asked, least = job.probe.learning, question.least_budget
-    if len(profile.data.classes) < 2 or profile.without_accuracy:  # no more time would mend that
+    if len(profile.data.classes) < 2 or profile.without_accuracy:  # more time would not help
         return NO_ACCURACY
     if not question.arms:
         return "there are no trials, as no candidate within the limits can be trained here"
@@ -173,11 +177,11 @@ def _seconds(
     question: Question,
     trials: Sequence[Trial],
 ) -> float:
-    """Time for all trials, by what those that were made tell of the training."""
+    """Seconds for all trials, from the training's time as the trials so far predict it."""
     asked = profile.job.probe.learning
     if asked >= 1:
         return asked
-    if question.target is not None:  # the plan knows little of it, and may train all epochs
+    if question.target is not None:  # the plan cannot tell yet how many epochs the target takes
         return question.time_to_target(of_trials(trials), asked)
     chosen = plan.chosen
     if chosen is None or chosen.train_seconds is None:
@@ -186,22 +190,23 @@ def _seconds(
 
 
 def _plans(profile: Profile, plan: Plan) -> dict[OptimizerName, Plan]:
-    """The plan with each optimizer that is worth a trial, as their steps take different times."""
+    """The plan for each optimizer that is worth a trial, as their steps take different times."""
     names = optimizers_to_try(profile.job, profile.updates)
     if len(names) == 1:
         return {names[0]: plan}
     found: dict[OptimizerName, Plan] = {}
     bare = profile.model_copy(update={"trials": ()})
     for name in names:
-        with suppress(BatchwrightError):  # with the other one alone something is within the limits
+        with suppress(BatchwrightError):  # no candidate with this optimizer is within the limits
             found[name] = plan_to_measure(bare, name)
     return found
 
 
 def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
+    """The candidates that trials decide between, and what the decision depends on."""
     job, data = profile.job, profile.data
-    # Within the limits, and such as can be made here; those of a virtual cluster are trained by one
-    # worker, however many it has.
+    # Candidates within the limits that can be trained here. One worker trains those of a virtual
+    # cluster, however many workers they have.
     virtual = job.launcher.simulated
     quickest: dict[tuple[int, OptimizerName], Prediction] = {}
     for name, made in _plans(profile, plan).items():
@@ -243,12 +248,12 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
 
 
 def _slowness(profile: Profile) -> Slowness:
-    """Real seconds of a candidate over those planned: a virtual cluster's are simulated.
+    """Real seconds of a candidate over the planned ones, which a virtual cluster simulates.
 
-    Its workers' passes are made one after the other, by the one worker that there is.
+    One worker makes the passes of all virtual workers, one after the other.
 
     Raises:
-        PlanError: Too little was measured to tell.
+        PlanError: Too little was measured.
     """
     if not profile.job.launcher.simulated:
         return lambda *_: 1.0

@@ -1,11 +1,11 @@
-"""A step of the user's own, timed and weighed as it is, by the same controller as ours.
+"""A training step of the user's own, timed and weighed as it is, by the same controller as ours.
 
-Nothing is said of the step but how to call it. What it trains is found in its first call: PyTorch
-tells which modules compute and which optimizers are stepped. Their weights and states are put back.
+The user gives nothing but a function that takes a step. Its first call shows what it trains:
+PyTorch's hooks report which modules compute and which optimizers are stepped. Their weights and
+states are restored.
 
-Each worker takes the step by itself, all at the same time; what the exchange of gradients takes is
-measured by a sum of as many bytes behind each step, so that a worker that runs out of memory leaves
-nobody waiting.
+All workers take the step at the same time, each by itself. The exchange of gradients is timed as a
+sum of equally many bytes after each step, so that no worker waits for one that runs out of memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import copy
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ from batchwright.probing.executor import devices
 from batchwright.probing.measure.collective import time_exchange
 from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.probing.measure.step_time import visit
-from batchwright.probing.measure.timing import now, on_any
+from batchwright.probing.measure.timing import now, on_any_worker
 from batchwright.probing.probe import Reporter, unlike
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Answer
@@ -59,28 +59,32 @@ from batchwright.workload.load import LoadWatch
 from batchwright.workload.tensor_bytes import bytes_of
 
 _IMAGES = 4  # dimensions of a tensor of images
-_NEVER = 1e-9  # seconds: held-out samples are the user's to evaluate, and none are planned for
+_NEVER = 1e-9  # seconds of evaluating an image: the user's program evaluates, the plan does not
 
 Step = Callable[[Any], Any]
 Batches = Callable[[int], Any]
+_Tensor = TypeVar("_Tensor", bound=Tensor)
 
 
 @dataclass
-class Found:
-    """What a step was seen to use, as it was before: kept on the CPU, or peaks of a GPU had it.
+class StepContents:
+    """Modules and optimizers that a step uses, with their state before it.
+
+    The state is kept on the CPU: on a GPU it would count in the measured peaks.
 
     Attributes:
-        modules: That computed, in the order in which they began.
-        optimizers: That were stepped, with what makes their states before.
-        start: Tensors that it changes, by identity, with their first values.
+        modules: The modules that computed, in the order in which they began.
+        optimizers: The optimizers that were stepped, each with a function that returns its state
+            before.
+        start: Tensors that the step changes, by `id`, with their first values.
     """
 
     modules: list[nn.Module] = field(default_factory=list)
     optimizers: list[tuple[Optimizer, Callable[[], dict[str, Any]]]] = field(default_factory=list)
     start: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def computes(self, module: nn.Module, _: Any) -> None:
-        """Before a module's forward pass."""
+    def before_forward(self, module: nn.Module, _: Any) -> None:
+        """A hook before a module's forward pass."""
         if any(module is one for one in self.modules):
             return
         if isinstance(module, (DataParallel, DistributedDataParallel)):
@@ -91,43 +95,42 @@ class Found:
         self.modules.append(module)
         self._keep(module.buffers(recurse=False))
 
-    def steps(self, optimizer: Optimizer, *_: Any) -> None:
-        """Before an optimizer's step."""
+    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """A hook before an optimizer's step."""
         if any(optimizer is one for one, _ in self.optimizers):
             return
-        self.optimizers.append((optimizer, _kept(optimizer.state_dict())))
+        self.optimizers.append((optimizer, _state_maker(optimizer.state_dict())))
         self._keep(p for group in optimizer.param_groups for p in group["params"])
 
     def _keep(self, tensors: Iterator[Tensor]) -> None:
         for tensor in tensors:
-            self.start.setdefault(id(tensor), (tensor, _copied(tensor)))
+            self.start.setdefault(id(tensor), (tensor, _cpu_copy(tensor)))
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """All parameters that an optimizer steps, each once."""
-        every = (p for one, _ in self.optimizers for g in one.param_groups for p in g["params"])
-        return list({id(p): p for p in every if p.requires_grad}.values())
+        """The trained parameters: all that an optimizer steps, each once."""
+        stepped = (p for one, _ in self.optimizers for g in one.param_groups for p in g["params"])
+        return _each_once(p for p in stepped if p.requires_grad)
 
     @property
     def parameters(self) -> list[Tensor]:
-        """These and the frozen ones."""
-        every = (p for module in self.modules for p in module.parameters(recurse=False))
-        return list({id(p): p for p in (*self.trained, *every)}.values())
+        """All parameters, trained and frozen, each once."""
+        own = (p for module in self.modules for p in module.parameters(recurse=False))
+        return _each_once((*self.trained, *own))
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Statistics of batch normalization and the like."""
-        every = (b for module in self.modules for b in module.buffers(recurse=False))
-        return list({id(b): b for b in every}.values())
+        """All buffers of the modules, such as statistics of batch normalization, each once."""
+        return _each_once(b for module in self.modules for b in module.buffers(recurse=False))
 
     @property
     def states(self) -> list[Tensor]:
-        """What the optimizers keep."""
+        """The tensors of the optimizers' states."""
         kept = (state for one, _ in self.optimizers for state in one.state.values())
         return [v for state in kept for v in state.values() if torch.is_tensor(v)]
 
     def put_back(self, *, whole: bool) -> None:
-        """Weights and buffers as they were before; if ``whole`` the optimizers, too."""
+        """Restore weights and buffers; if ``whole`` the optimizers as well."""
         with torch.no_grad():
             for tensor, start in self.start.values():
                 tensor.copy_(start)
@@ -138,10 +141,10 @@ class Found:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, take in what is used; afterwards only known modules and optimizers are."""
+        """Inside, record the modules and optimizers that are used."""
         handles = (
-            register_module_forward_pre_hook(self.computes),
-            register_optimizer_step_pre_hook(self.steps),
+            register_module_forward_pre_hook(self.before_forward),
+            register_optimizer_step_pre_hook(self.before_step),
         )
         try:
             yield
@@ -151,20 +154,29 @@ class Found:
 
 
 class OwnBench:
-    """Takes the user's step as `Bench` takes ours.
+    """A `Steppable` that takes the user's steps, as `Bench` takes ours.
+
+    Args:
+        step: Takes a step with a batch.
+        supply: Returns the batch of the first step.
+        timeout: Seconds that an exchange may take.
 
     Attributes:
-        device: Where it computes.
+        device: Device of the trained parameters.
         group: The workers that measure together.
-        found: What it uses.
-        first_steps: See `Stepping`; nothing is recorded of a step of the user's own.
+        contents: Modules and optimizers that the step uses.
+        first_steps: See `Steppable`; passes of the user's step are not recorded.
+
+    Raises:
+        ArgumentError: The step trains nothing, or calls a data-parallel wrapper.
+        JobError: The first step failed.
     """
 
     first_steps = 0
 
     def __init__(self, step: Step, supply: Callable[[], Any], timeout: float) -> None:
-        self._step, self.found = step, Found()
-        with self.found.watching():
+        self._step, self.contents = step, StepContents()
+        with self.contents.watching():
             try:
                 step(supply())
             except BatchwrightError:
@@ -173,20 +185,20 @@ class OwnBench:
                 raise JobError(
                     f"step= of probe failed with a batch of {SMALLEST_BATCH}: {one_line(error)}"
                 ) from error
-        if not self.found.trained:
+        if not self.contents.trained:
             raise ArgumentError(
                 "step= of probe updated no weights: it is to do all that a step of yours does, "
                 "with zero_grad(), backward() and the optimizer's step()"
             )
-        self.device = self.found.trained[0].device
+        self.device = self.contents.trained[0].device
         self.group = Group(enter(self.device), timeout)
         self._exchanged = torch.empty(
-            sum(p.numel() for p in self.found.trained) if self.group.size > 1 else 0,
+            sum(p.numel() for p in self.contents.trained) if self.group.size > 1 else 0,
             device=self.device,
         )
 
     def step(self, *supplies: Callable[[], Any]) -> tuple[float, float]:
-        """Seconds of the step with its batch, and of the exchange that would follow."""
+        """Take a step; seconds of the step with its batch, and of an exchange after it."""
         start = now(self.device)
         for supply in supplies:
             self._step(supply())
@@ -195,54 +207,61 @@ class OwnBench:
         return computed - start, now(self.device) - computed
 
     def try_step(self, supply: Callable[[], Any]) -> bool:
-        """One step, if it fits into memory on all workers."""
-        fits = if_it_fits(
-            lambda: self.step(supply) if self.group.size == 1 else self._alone(supply)
-        )
+        """Take a step if it fits into memory on all workers; else restore the weights."""
+
+        def take() -> bool:
+            if self.group.size == 1:
+                self.step(supply)
+            else:  # without the exchange, in which a worker might be missing
+                self._step(supply())
+            return True
+
+        fits = if_it_fits(take)
         if fits is None:
-            self.found.put_back(whole=False)
-            for parameter in self.found.trained:
+            self.contents.put_back(whole=False)
+            for parameter in self.contents.trained:
                 parameter.grad = None
             release_memory(self.device)
-        return not on_any(self.group, fits is None)
-
-    def _alone(self, supply: Callable[[], Any]) -> bool:
-        self._step(supply())
-        return True
+        return not on_any_worker(self.group, fits is None)
 
     def live_bytes(self) -> int:
         """Bytes of weights, buffers, optimizer state and gradients kept between two steps."""
-        kept = [p.grad for p in self.found.trained if p.grad is not None]
-        found = self.found
-        return bytes_of((*found.parameters, *found.buffers, *found.states, *kept))
+        kept = [p.grad for p in self.contents.trained if p.grad is not None]
+        contents = self.contents
+        return bytes_of((*contents.parameters, *contents.buffers, *contents.states, *kept))
 
     def parts(self) -> MemoryParts:
-        """What takes memory whatever the batch."""
-        found, gradients = self.found, bytes_of(self.found.trained)
+        """Bytes that a step takes whatever the batch."""
+        contents, gradients = self.contents, bytes_of(self.contents.trained)
         return MemoryParts(
-            parameters=bytes_of(found.parameters),
-            buffers=bytes_of(found.buffers),
+            parameters=bytes_of(contents.parameters),
+            buffers=bytes_of(contents.buffers),
             gradients=gradients,
-            optimizer=bytes_of(found.states),
+            optimizer=bytes_of(contents.states),
             reduction=gradients,
         )
 
 
 class OwnStep:
-    """Carries out what a controller asks, with the user's step; see `workers.Measuring`.
+    """A `workers.CommandRunner` with the user's step.
 
-    With several workers each has one of these: the first is asked and hands the commands out.
+    Each worker has its own; worker 0's gets the commands from the controller and hands them out.
 
     Args:
-        step: Does all that a step does with a batch.
-        batch: Makes a batch of so many samples.
-        loader: Makes an iterable of batches of so many samples each; replaces ``batch``.
-        samples: Of the training set.
+        step: Takes a whole training step with a batch.
+        batch: f(n) makes a batch of n samples.
+        loader: f(n) makes an iterable of batches of n samples; replaces ``batch``.
+        samples: Samples of the training set.
         timeout: Seconds that an exchange may take.
         noted: Stop signals that this process has received so far.
 
     Attributes:
-        others_wait: Whether the others, none of which is in a command, wait for the first's word.
+        others_wait: Whether all other workers are between two commands, and wait for worker 0.
+        bench: Takes the steps.
+        group: The workers that measure together.
+        side: Image side in the batches, in pixels.
+        network: Facts of the step's network.
+        data: Facts of the user's data.
     """
 
     def __init__(
@@ -259,13 +278,13 @@ class OwnStep:
         first = self.supply(SMALLEST_BATCH)()
         self.bench = OwnBench(step, lambda: first, timeout)
         self.group, self.side = self.bench.group, side_of(first)
-        root = self.bench.found.modules[0] if self.bench.found.modules else None
+        root = self.bench.contents.modules[0] if self.bench.contents.modules else None
         name = type(root).__name__ if root is not None else "step"
-        norms = any(isinstance(one, _BatchNorm) for one in self.bench.found.modules)
+        norms = any(isinstance(one, _BatchNorm) for one in self.bench.contents.modules)
         self.network = NetworkFacts(
             name=name,
-            parameters=sum(p.numel() for p in self.bench.found.parameters),
-            trained_bytes=bytes_of(self.bench.found.trained),
+            parameters=sum(p.numel() for p in self.bench.contents.parameters),
+            trained_bytes=bytes_of(self.bench.contents.trained),
             batch_norm=norms,
         )
         known = f"{name} {samples} {self.network.parameters}"
@@ -278,12 +297,12 @@ class OwnStep:
             classes=(),
             side=self.side,
         )
-        self.bench.found.put_back(whole=False)
+        self.bench.contents.put_back(whole=False)
 
     def supply(self, size: int) -> Callable[[], Any]:
-        """Makes a batch of so many samples each time, or takes the loader's next one."""
+        """A function that returns a batch of ``size`` samples, a new one or the loader's next."""
         if self._loader is None:
-            assert self._make is not None  # noqa: S101 - `probe_step` has looked
+            assert self._make is not None  # noqa: S101 - `probe_step` has checked
             return partial(self._make, size)
         return _endless(self._loader(size), size).__next__
 
@@ -291,33 +310,33 @@ class OwnStep:
         self,
         command: commands.Command,
         answer: type[Answer],
-        heard: Callable[[float], None] = commands.ignored,
+        on_progress: Callable[[float], None] = commands.ignored,
     ) -> Answer:
-        """As `Measuring` says."""
-        del heard
+        """See `CommandRunner.ask`."""
+        del on_progress
         self.others_wait = False
         self.group.hand_out(command.model_dump_json(), 0)
         done = self.carry_out(command)
         self.end_if_stopped()
         self.others_wait = True
-        assert isinstance(done, answer)  # noqa: S101 - tells the type checker
+        assert isinstance(done, answer)  # noqa: S101 - narrows the type
         return done
 
     def restart(self) -> None:
-        """Nothing to do: what kills this process ends the probe."""
+        """Do nothing: what kills this process ends the probe."""
 
     def end_if_stopped(self) -> None:
-        """End the probe after a command, on all workers, if one of them was asked to stop.
+        """End the probe on all workers, after a command, if any of them got a stop signal.
 
         Raises:
-            Interrupted: One was.
+            Interrupted: A worker got one.
         """
-        asked = self.group.gather(self._noted[0] if self._noted else 0)
-        if number := next(filter(None, asked), 0):
+        signals = self.group.gather(self._noted[0] if self._noted else 0)
+        if number := next(filter(None, signals), 0):
             raise Interrupted(number, f"stopped by signal {number}")
 
     def carry_out(self, command: commands.Command) -> Record:
-        """What this worker does of a command."""
+        """Carry out this worker's part of a command."""
         bench = self.bench
         match command:
             case commands.Prepare():
@@ -334,22 +353,21 @@ class OwnStep:
                 )
             case commands.Weigh():
                 peak, resident = weigh(bench, self.supply(command.local_batch_size))
-                bench.found.put_back(whole=False)
+                bench.contents.put_back(whole=False)
                 return commands.Weighed(peak_bytes=peak, resident_bytes=resident)
             case commands.Visit():
                 supply = self.supply(command.local_batch_size)
                 for _ in range(_read_ahead(self._loader, command.local_batch_size)):
-                    bench.step(supply)  # those that were loaded before anything was timed
+                    bench.step(supply)  # uses up the batches that were loaded ahead
                 steps, _ = visit(
                     bench, supply, seconds=command.seconds, most_steps=command.most_steps
                 )
-                bench.found.put_back(whole=False)
+                bench.contents.put_back(whole=False)
                 return commands.Visited(steps=tuple(steps))
             case commands.Exchange():
-                time = time_exchange(
+                return time_exchange(
                     self.group, command.operation, command.bytes, seconds=command.seconds
                 )
-                return commands.Exchanged(time=time)
             case commands.Guess():
                 return commands.Guessed(peak_bytes=None)
             case commands.MeasureNoise():
@@ -375,18 +393,18 @@ def probe_step(
     All workers of a process group, or of torchrun, call this together and get the same profile.
 
     Args:
-        step: Called with a batch; does all that a step does, the optimizer's step included.
+        step: Called with a batch; takes a whole step, with the optimizer's.
         batch: f(n) makes a batch of n samples.
-        loader: f(n) makes an iterable of such batches, such as a `DataLoader`.
-        samples: Of the training set.
+        loader: f(n) makes an iterable of batches of n samples, such as a `DataLoader`.
+        samples: Samples of the training set.
         keys: Job keys to change.
-        progress: As `probe.probe` takes it.
-        tell: Likewise, in the first worker.
+        progress: As for `probe.probe`.
+        tell: As for `probe.probe`; called in worker 0.
 
     Raises:
-        ArgumentError: The step does not fit; the message says how.
-        Interrupted: A stop signal came, to whichever worker; all have ended.
-        BatchwrightError: What is wrong, in one line.
+        ArgumentError: An argument is no step or batch that can be probed; the message says why.
+        Interrupted: A worker got a stop signal; all have ended.
+        BatchwrightError: Anything else that is wrong, in one line.
     """
     if (batch is None) == (loader is None):
         raise ArgumentError(
@@ -402,59 +420,59 @@ def probe_step(
     with ExitStack() as stack:
         stack.enter_context(put_aside(gpus=True))
         # A handler of the program's own might exchange something, as Lightning's does for SIGTERM.
-        # The signal waits for the command at hand; a second one ends a step that hangs.
+        # So a signal waits until the command at hand is done; a second one ends a hanging step.
         noted = stack.enter_context(noting_signals(once=True))
         own = OwnStep(step, batch, loader, samples, Job().timeout, noted)
         stack.callback(own.group.close)
-        stack.callback(own.bench.found.put_back, whole=True)
+        stack.callback(own.bench.contents.put_back, whole=True)
         job = job_of(own, keys)
         if own.group.rank:
-            return _follow(own)
+            return _obey_worker_0(own)
         reporter = Reporter(progress, job.probe.most_budget)
         visitor = Visitor(job, own, own.group.size, reporter, LoadWatch())
-        told: Profile | BatchwrightError | None = None
+        result: Profile | BatchwrightError | None = None
         try:
-            told = Controller(
+            result = Controller(
                 visitor, (own.group.size,), report=reporter, started=started
             ).measure()
             reporter.finish()
             if line := unlike(visitor.prepared):
                 tell(line)
         except BatchwrightError as error:
-            told = error
-        finally:  # whoever is in a command's exchange hears of it as the group is left
+            result = error
+        finally:  # workers that are still in a command's exchange notice as the group is left
             if own.others_wait:
                 own.group.hand_out(None, 0)
-                own.group.hand_out(told, 0)
-        if isinstance(told, BatchwrightError):
-            raise told
-        assert told is not None  # noqa: S101 - else something was raised
-        own.end_if_stopped()  # since the last command
-        return told
+                own.group.hand_out(result, 0)
+        if isinstance(result, BatchwrightError):
+            raise result
+        assert result is not None  # noqa: S101 - else something was raised
+        own.end_if_stopped()  # a signal may have come since the last command
+        return result
 
 
-def _follow(own: OwnStep) -> Profile:
-    """Do what worker 0 hands out, until it says what came of it."""
+def _obey_worker_0(own: OwnStep) -> Profile:
+    """Carry out worker 0's commands; return its result, or raise its error."""
     while (text := own.group.hand_out(None, 0)) is not None:
         own.carry_out(commands.read_command(text))
         own.end_if_stopped()
-    told = own.group.hand_out(None, 0)
-    if isinstance(told, Profile):
+    result = own.group.hand_out(None, 0)
+    if isinstance(result, Profile):
         own.end_if_stopped()
-        return told
-    raise told or LostWorkerError("worker 0 gave the probe up; its own error is the one to read")
+        return result
+    raise result or LostWorkerError("worker 0 gave the probe up; its own error is the one to read")
 
 
 def job_of(own: OwnStep, keys: dict[str, Any]) -> Job:
-    """The job that such a profile is of: what the step was seen to use, and the user's keys."""
-    optimizer = max((one for one, _ in own.bench.found.optimizers), key=_size)
+    """The job of the profile: what the step was seen to use, and the user's keys."""
+    optimizer = max((one for one, _ in own.bench.contents.optimizers), key=_size)
     word = type(optimizer).__name__.lower()
-    found = next((name for part, name in _LIKE.items() if part in word), "sgd")
+    similar = next((name for part, name in _LIKE.items() if part in word), "sgd")
     rate = float(optimizer.param_groups[0]["lr"])
     known: dict[str, Any] = {
         "data": OWN_STEP,
         "network": own.network.name,
-        "optimizer": found,
+        "optimizer": similar,
         "learning_rate": rate if rate > 0 else "auto",
         "precision": "float32",
         "activation_checkpointing": "off",
@@ -476,32 +494,41 @@ def _size(optimizer: Optimizer) -> int:
 
 
 _LIKE = {"muon": "muon", "adam": "adamw", "lion": "adamw", "sgd": "sgd"}
-"""Which of our optimizers is like one whose name holds a word."""
+"""By a word in the name of an optimizer's class: our most similar optimizer."""
 
 
 def side_of(batch: Any) -> int:
-    """Side of the images in a batch, in pixels; 1 where nothing looks like (n, channels, h, w)."""
+    """Side of the images in a batch, in pixels; 1 where no tensor is (n, channels, h, w)."""
     tensors = list(_tensors(batch))
     return next((int(one.shape[-1]) for one in tensors if one.ndim == _IMAGES), 1)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _each_once(tensors: Iterable[_Tensor]) -> list[_Tensor]:
+    return list({id(one): one for one in tensors}.values())
+
+
+def _cpu_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _kept(state: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Makes a state as it is now, later, with each tensor on the device where it is now."""
-    kept = {id(one): (_copied(one), one.device) for one in _tensors(state)}
-    here = copy.deepcopy(state, {key: value for key, (value, _) in kept.items()})
+def _state_maker(state: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """A function that later returns a copy of ``state`` as it is now, each tensor on its device.
 
-    def made() -> dict[str, Any]:
-        back = {id(value): value.to(device) for value, device in kept.values()}
-        return copy.deepcopy(here, back)
+    Until then the copy's tensors are on the CPU.
+    """
+    copies = {id(one): (_cpu_copy(one), one.device) for one in _tensors(state)}
+    # A memo makes deepcopy put the given tensors in the places of those with these ids.
+    on_cpu = copy.deepcopy(state, {key: value for key, (value, _) in copies.items()})
 
-    return made
+    def make() -> dict[str, Any]:
+        memo = {id(value): value.to(device) for value, device in copies.values()}
+        return copy.deepcopy(on_cpu, memo)
+
+    return make
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
+    """The tensors in a batch, at any depth of its dictionaries, lists and tuples."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, dict) or hasattr(batch, "values"):
@@ -513,7 +540,7 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def _endless(loader: Any, size: int) -> Iterator[Any]:
-    """A loader's batches over and over; small ones at its end are left out."""
+    """A loader's batches, over and over; batches of fewer than ``size`` samples are left out."""
     while True:
         empty = True
         batches = iter(loader)
@@ -527,7 +554,7 @@ def _endless(loader: Any, size: int) -> Iterator[Any]:
 
 
 def _read_ahead(loader: Batches | None, size: int) -> int:
-    """Batches that loader processes have ready before the first is asked for."""
+    """Number of batches that a loader has ready by the time the first one is taken."""
     if loader is None:
         return 0
     made = loader(size)

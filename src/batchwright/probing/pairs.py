@@ -1,7 +1,7 @@
-"""What is measured of two batch sizes side by side, and for how long.
+"""Times of two batch sizes side by side, as workers of a parameter server compute them.
 
 Visits to all pairs take turns until the ratio of each is known well enough or time is up. The
-processes stay between two measurements, because each answer leads to the next question.
+worker processes stay between two measurements, as each result decides which pairs come next.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from batchwright.errors import JobError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.probing.acquisition import VISIT_SECONDS
 from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair, ignored
-from batchwright.probing.course.controller import PRECISION, Progress
+from batchwright.probing.course.controller import COMPILATION, PRECISION, Progress
 from batchwright.probing.probe import measuring
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Job, PairTime
 
 BUDGET = 0.5
-"""Of `probe.budget`, the most time for one measurement of all pairs: as a rule two or three are
-needed, so that settling takes about as long as the probe did. Of its least, where it is `auto`."""
+"""Share of `probe.budget`, or of its least value where it is `auto`, for one measurement of all
+pairs. As a rule two or three measurements are needed, which take about as long as the probe."""
 
 MIN_VISITS, ENOUGH_VISITS = 2, 5
-"""Visits to each pair however long they take; visits after which their scatter can be trusted."""
+"""Least number of visits to each pair, and the number whose scatter can be trusted."""
 
 MeasurePairs = Callable[[Sequence[Pair]], tuple[PairTime, ...]]
 
@@ -43,13 +43,19 @@ def pair_measurer(
 ) -> Iterator[MeasurePairs]:
     """Inside, a function that times two groups of workers side by side, without any exchange.
 
-    It takes one pair or more and gives times in their order; its workers stay alive inside. Job,
-    folder, progress and errors are those of `probe.probe`. Pairs may have ``counts`` workers and,
-    where the job names no resolutions, ``sides`` in pixels.
+    The function takes pairs, at least one, and returns their times in the same order. The workers
+    stay alive inside.
+
+    Args:
+        job: As for `probe.probe`.
+        counts: Numbers of workers, of both groups together, that pairs may have.
+        folder: As for `probe.probe`.
+        sides: Resolutions that pairs may have, in pixels, where the job names none.
+        progress: As for `probe.probe`.
 
     Raises:
-        JobError: There are no counts; or, by the function, a pair, which the message names, does
-            not fit the memory.
+        JobError: There are no counts; or, by the function, a pair does not fit the memory.
+        BatchwrightError: As `probe.probe` raises.
     """
     if not counts:
         raise JobError("no pairs to measure: give resolution, workers and batches of both groups")
@@ -57,13 +63,14 @@ def pair_measurer(
         job = job.model_copy(update={"resolutions": tuple(sorted(sides))})
     rising = sorted(counts)
     with measuring(job, folder, rising) as workers:
-        visitor = Visitor(job, workers, rising[-1], ignored)  # its reports are of single points
+        visitor = Visitor(job, workers, rising[-1], ignored)  # it would report single points
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
+        visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
         yield PairVisits(visitor, progress=progress).measure
 
 
 class PairVisits:
-    """Has pairs visited in turn, by a visitor that is prepared."""
+    """Has pairs visited in turn, by a prepared visitor."""
 
     def __init__(
         self,
@@ -76,7 +83,7 @@ class PairVisits:
         self._budget = BUDGET * visitor.job.probe.first_budget
 
     def measure(self, pairs: Sequence[Pair]) -> tuple[PairTime, ...]:
-        """Visit the pairs until all are well known, or the time is up.
+        """Visit the pairs until all ratios are known well enough, or the time is up.
 
         Raises:
             JobError: A pair does not fit the memory; the message names it.
@@ -99,7 +106,7 @@ class PairVisits:
         return tuple(_pair_time(pair, visits[pair]) for pair in pairs)
 
     def _visit(self, pair: Pair) -> tuple[float, float]:
-        """Seconds of a step with the large and with the small batch, whoever had them."""
+        """Seconds of a step with the large and with the small batch, means over both stretches."""
         command = VisitPair(
             workers=pair.workers,
             resolution=pair.resolution,

@@ -1,4 +1,4 @@
-"""Measures a workload on its workers: job and hardware become a profile."""
+"""Measures a job on its workers; the result is a profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from batchwright.distributed.joining.gathering import Gathering, stops_of_all
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import BatchwrightError, Interrupted, JobError
+from batchwright.errors import BatchwrightError, JobError
 from batchwright.planning.validation import as_measured
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
@@ -25,9 +25,16 @@ from batchwright.probing.course.controller import (
     Controller,
     Progress,
 )
-from batchwright.probing.together import Together, with_links
+from batchwright.probing.kinds import Place
+from batchwright.probing.together import LaunchedWorkers, with_links
 from batchwright.probing.visiting import Visitor
-from batchwright.probing.workers import Here, Killed, Measuring, Workers
+from batchwright.probing.workers import (
+    CommandRunner,
+    InProcess,
+    Killed,
+    Workers,
+    end_if_stopped,
+)
 from batchwright.records import (
     Cluster,
     Job,
@@ -44,16 +51,16 @@ from batchwright.workload.host import default_workers
 from batchwright.workload.load import LoadWatch
 
 LINK = 0.1
-"""Share of the budget for the network between two workers."""
+"""Share of the budget for measuring the network between two workers."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Points that were asked for."""
+    """Measurements of chosen points, in the order of workers, resolution and batch."""
 
-    steps: tuple[StepTime, ...]  # step times, by workers, resolution and batch
-    memory: tuple[MemoryPoint, ...]  # memory, in the same order
-    cluster: Cluster  # where they were measured
+    steps: tuple[StepTime, ...]
+    memory: tuple[MemoryPoint, ...]
+    cluster: Cluster
     out_of_memory: tuple[OutOfMemory, ...]  # points that did not fit
     kinds: tuple[KindTimes, ...] = ()  # steps of each kind of worker, where there are several
 
@@ -68,22 +75,23 @@ def probe(
 ) -> Profile:
     """Step times, memory, exchange times, gradient noise and evaluation time of a job.
 
-    Measuring takes about ``job.probe.budget`` seconds, less where all is known to
-    ``job.probe.error`` before, more only if the fewest and smallest steps take longer; starting the
-    workers comes on top, and so do trials.
+    Measuring takes about ``job.probe.budget`` seconds: less where all errors are below
+    ``job.probe.error`` earlier, more only if the fewest and smallest steps take longer. Starting
+    the workers takes time besides, and so do trials.
 
     Args:
         job: What to measure; device and resolutions are concrete. ``workers=auto`` measures powers
-            of two up to what this machine runs by default.
-        folder: Takes logs and reports; it exists, and is used by nobody else.
-        kept: File that holds the profile in the end. Before each trial it takes what is known by
-            then, and if it holds such a profile of this job, made here, trials go on from there.
-        progress: Called as progress(seconds done, seconds in all, what), and of trials as
+            of two up to the number of workers that this machine runs by default.
+        folder: Takes logs and reports; it exists, and nothing else uses it.
+        kept: File for the profile. Before each trial the profile so far is written there; if the
+            file already holds such a profile of this job, made on this machine, the trials go on
+            from there.
+        progress: Called as progress(seconds done, seconds in all, what), and during trials as
             progress(percent done, 100, what).
-        tell: Takes a line that whoever plans should know.
+        tell: Called with a line about the workers that whoever plans should know.
 
     Raises:
-        BatchwrightError: What a worker found wrong with data, network, loss or device.
+        BatchwrightError: A worker found something wrong with data, network, loss or device.
         WorkerError: Workers died, or were killed again and again.
         Interrupted: A stop signal came; the workers have ended.
     """
@@ -94,10 +102,10 @@ def probe(
     with measuring(job, folder, counts) as workers:
         reporter.begin()
         links: tuple[LinkTime, ...] = ()
-        if isinstance(workers, Together):
+        places: Sequence[Place] = ()
+        if isinstance(workers, LaunchedWorkers):
             reporter("the network")
-            links = workers.links(LINK * job.probe.first_budget)
-        places = workers.places if isinstance(workers, Together) else ()
+            links, places = workers.links(LINK * job.probe.first_budget), workers.places
 
         def controller(job: Job) -> tuple[Visitor, Controller]:
             visitor = Visitor(job, workers, max(counts), reporter, LoadWatch(), places)
@@ -115,11 +123,11 @@ def probe(
         if begun is not None:
             visitor, control = controller(begun.job)
             visitor.compilation, visitor.graphs = begun.compilation, begun.graphs
-            visitor.prepare(seconds=0)  # how it computes is known
-            kept_bytes = {"memory_bytes": begun.cluster.memory_bytes}  # these vary
-            here = visitor.cluster().model_copy(update=kept_bytes)
-            made = (visitor.prepared.data, visitor.prepared.network, here)
-            if (begun.data, begun.network, begun.cluster) == made:
+            visitor.prepare(seconds=0)  # the number format is chosen already
+            free = {"memory_bytes": begun.cluster.memory_bytes}  # varies from time to time
+            here = visitor.cluster().model_copy(update=free)
+            found = (visitor.prepared.data, visitor.prepared.network, here)
+            if (begun.data, begun.network, begun.cluster) == found:
                 profile = control.learn(begun)
         if profile is None:
             visitor, control = controller(job)
@@ -136,10 +144,10 @@ def probe(
 
 
 def unfinished(kept: Path, job: Job) -> Profile | None:
-    """What a probe of this very job left there that was stopped during its trials, if anything."""
+    """The profile in ``kept``, if a probe of this very job was stopped during its trials."""
     try:
         profile = read_record(kept, Profile)
-    except BatchwrightError:  # nothing, or something else
+    except BatchwrightError:  # there is no file, or it is no profile
         return None
     return profile if profile.trials_open and profile.job == as_measured(job, profile) else None
 
@@ -155,9 +163,16 @@ def measure_points(
 ) -> Measured:
     """Step times and memory at chosen points, visited in turn, so that visits are apart in time.
 
-    Job, folder and errors are those of `probe`; progress counts visits. ``points`` are (workers,
-    resolution in pixels, local batch) each, at least one. ``accept`` is called before the first
-    visit with where it is, and raises what speaks against it.
+    Args:
+        job: As for `probe`.
+        points: (workers, resolution in pixels, local batch) each, at least one.
+        folder: As for `probe`.
+        visits: Number of visits to each point.
+        accept: Called with the cluster before the first visit; raises if it is the wrong one.
+        progress: Called as progress(visits done, visits in all, what).
+
+    Raises:
+        BatchwrightError: As `probe` raises, or ``accept``.
     """
     wanted = list(dict.fromkeys(Point(*point) for point in points))
     if not wanted:
@@ -173,7 +188,7 @@ def measure_points(
             progress(done, total, f"measuring {what}")
 
     with measuring(job, folder, counts) as workers:
-        places = workers.places if isinstance(workers, Together) else ()
+        places = workers.places if isinstance(workers, LaunchedWorkers) else ()
         visitor = Visitor(job, workers, max(counts), report, places=places)
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         visitor.choose_graphs(seconds=GRAPHS * job.probe.first_budget)
@@ -199,7 +214,7 @@ def measure_points(
 def compare_formats(job: Job, folder: Path) -> Compared:
     """The number format for a job with a batch and workers, where nothing else is measured.
 
-    Folder and errors are those of `probe`.
+    Arguments and errors are those of `probe`.
     """
     workers = max(counts_of(job))
     command = Compare(workers=workers, seconds=PRECISION * job.probe.first_budget)
@@ -207,12 +222,12 @@ def compare_formats(job: Job, folder: Path) -> Compared:
         try:
             return measurer.ask(command, Compared)
         except Killed:
-            return Compared(precision="float32", times=(), ratio=None)
+            return Compared(precision="float32")
 
 
 def counts_of(job: Job) -> tuple[int, ...]:
     """Numbers of workers that a probe of the job measures, rising."""
-    if not job.launcher.processes:  # a virtual worker has the machine to itself
+    if not job.launcher.processes:  # each virtual worker is measured with the whole machine
         return (1,)
     if job.launcher.joins and Gathering.current is not None and job.workers == "auto":
         return (Gathering.current.started.size,)
@@ -220,39 +235,42 @@ def counts_of(job: Job) -> tuple[int, ...]:
 
 
 @contextmanager
-def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuring]:
-    """Worker processes, or this one where the job says so; commands may ask for these ``counts``.
+def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[CommandRunner]:
+    """Inside, workers that carry out commands; they end afterwards.
 
-    Processes that another launcher has started are the workers, where the job does not say
-    otherwise.
+    The workers are this process alone where the job says so; else the processes that another
+    launcher has started, unless the job says otherwise; else processes of the probe's own.
 
-    Folder and errors are those of `probe`.
+    Args:
+        job: As for `probe`.
+        folder: As for `probe`.
+        counts: Numbers of workers that commands may name.
 
     Raises:
+        BatchwrightError: As `probe` raises.
         JobError: Several workers in one process.
         Interrupted: A stop signal came since the last command began.
     """
     if job.launcher.one_worker:
         if max(counts) > 1:
             raise JobError(f"workers={max(counts)} with launch=in-process: that is one worker")
-        with closing(Here(job)) as here:
+        with closing(InProcess(job)) as here:
             yield here
         return
     gathering = Gathering.current
     with noting_signals() as noted:
         stops = stops_of_all(noted)
         if job.launcher.joins and gathering is not None:
-            with closing(Together(gathering, job, counts, stops)) as all_:
-                yield all_
+            with closing(LaunchedWorkers(gathering, job, counts, stops)) as launched:
+                yield launched
         else:
             with Workers(job, folder, counts, stops) as workers:
                 yield workers
-        if asked := stops():  # while the last command was carried out, or since
-            raise Interrupted(asked[0], f"stopped by signal {asked[0]}")
+        end_if_stopped(stops)  # a signal may have come during the last command, or since
 
 
 def _mixed(profile: Profile) -> str:
-    """That workers of several kinds were measured together."""
+    """A line that workers of several kinds were measured together."""
     counts = ", ".join(f"{one.workers} of {one.kind}, {one.pace:.2g}" for one in profile.kinds)
     return (
         "workers of several kinds, each with the time of its steps over the mean: "
@@ -261,7 +279,7 @@ def _mixed(profile: Profile) -> str:
 
 
 def unlike(prepared: Prepared) -> str:
-    """That workers have devices of several models; empty: they have not."""
+    """A line that workers have devices of several models; empty where they have not."""
     if not prepared.other_devices:
         return ""
     models = ", ".join((prepared.device_name, *prepared.other_devices))
@@ -272,7 +290,12 @@ def unlike(prepared: Prepared) -> str:
 
 
 class Reporter:
-    """Tells how much of the budget is spent, in whole seconds."""
+    """Reports how much of the budget is spent, in whole seconds.
+
+    Args:
+        progress: As for `probe`; `None`: nothing is reported.
+        budget: Seconds in all.
+    """
 
     def __init__(self, progress: Progress | None, budget: float) -> None:
         self._progress, self._total = progress, max(1, math.ceil(budget))
@@ -281,23 +304,23 @@ class Reporter:
         self("the start of the workers")
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Count the seconds from now on."""
         self._began = self._clock()
 
     def __call__(self, what: str) -> None:
-        """Say what is measured now."""
+        """Report what is measured next."""
         spent = min(self._total - 1, int(self._clock() - self._began))
         self._tell(spent, f"measuring {what}, seconds")
 
     def trial(self, name: str, share: float, left: float) -> None:
-        """Say how far a trial has come, and for how long all of them may still go on."""
+        """Report the share of a trial that is done, and the seconds ``left`` for all trials."""
         if self._progress is not None:
             time_left = timedelta(seconds=max(0, math.ceil(left)))
             words = f"{name}, up to {time_left} left for trials" if share < 1 else name
             self._progress(int(100 * share), 100, f"{words}, percent done")
 
     def finish(self) -> None:
-        """Say that all is measured."""
+        """Report that the measurements are complete."""
         self._total = max(1, math.ceil(self._clock() - self._began))
         self._tell(self._total, "measured, seconds")
 

@@ -1,4 +1,4 @@
-"""Passes of measured steps, replayed from CUDA graphs where a training's would be."""
+"""Passes of measured steps, replayed from CUDA graphs where those of a training would be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchwright.workload.passes.cuda_graphs import CudaGraphs, graph_training
 
 
 def may_replay(job: Job) -> bool:
-    """Whether a job leaves it open, and nothing that it asks for speaks against it."""
+    """Whether a job leaves replaying open, and none of its other settings excludes it."""
     return (
         job.cuda_graphs == "auto"
         and job.device == "cuda"
@@ -24,24 +24,24 @@ def may_replay(job: Job) -> bool:
 
 
 class Replays:
-    """Replays passes of a network inside `as_trained` alone, once that is switched on.
+    """Replays passes of a network, once switched on, but only inside `as_trained`.
 
-    So what else is measured, such as gradient noise, goes as it is.
+    Other measurements, such as that of gradient noise, take their passes without graphs.
 
     Args:
-        network: On its device.
-        limit: Bytes that a worker may use; ``None``: all that are free.
+        network: The network, on its device.
+        limit: Bytes that a worker may use; ``None``: all free bytes.
 
     Attributes:
-        on: Whether it is.
+        on: Whether passes inside `as_trained` are replayed.
     """
 
     def __init__(self, network: nn.Module, limit: int | None) -> None:
         self._network, self._limit, self.on = network, limit, False
-        self._graphs: CudaGraphs | None = None  # before that the network is left as it is
+        self._graphs: CudaGraphs | None = None  # the network is unchanged until it is switched on
 
     def switch(self, *, on: bool) -> None:
-        """Whether passes are replayed from now on, as far as they can be."""
+        """Switch replaying on, as far as passes can be replayed, or off."""
         self.on = on
         if on and self._graphs is None:
             self._graphs = graph_training(self._network, after=0, limit=self._limit)
@@ -50,7 +50,7 @@ class Replays:
 
     @contextmanager
     def as_trained(self) -> Iterator[None]:
-        """Inside, passes are those of a training."""
+        """Inside, passes are replayed if that is switched on, as in a training."""
         if self._graphs is not None:
             self._graphs.on = self.on
         try:
@@ -61,21 +61,21 @@ class Replays:
 
     @property
     def holds(self) -> int:
-        """How many shapes are recorded."""
+        """Number of recorded shapes."""
         return 0 if self._graphs is None else self._graphs.holds
 
     @property
     def failure(self) -> str:
-        """Why passes are not replayed, though they should; empty: they are, or should not."""
+        """Why passes cannot be replayed though it is switched on; empty: nothing has failed."""
         return "" if self._graphs is None else self._graphs.failure
 
     def forget(self) -> None:
-        """Let what is recorded go, whose memory would be weighed with what comes."""
+        """Drop the recorded passes, so that their memory is not weighed with later steps."""
         if self._graphs is not None:
             self._graphs.forget()
 
     def end(self) -> None:
-        """Let the network take its passes by itself again."""
+        """Restore the network's own forward pass."""
         if self._graphs is not None:
             self._graphs.end()
         self._graphs, self.on = None, False

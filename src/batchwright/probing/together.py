@@ -1,6 +1,6 @@
-"""Measures with the processes that another launcher started: worker 0 asks, all carry out.
+"""Measures with processes that another launcher has started.
 
-worker 0: `Together.ask` --order--> the others: `Helper`; all carry the command out at once
+worker 0: `LaunchedWorkers.ask` --order--> the others: `Helper`; all carry the command out at once
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.transports import gpus_may_be_shared
-from batchwright.errors import Interrupted, JobError, PlanError
-from batchwright.probing.commands import Command, LinkTimed, TimeLink, ignored, read_command
+from batchwright.errors import JobError, PlanError
+from batchwright.probing.commands import Command, TimeLink, ignored, read_command
 from batchwright.probing.executor import Executor, device_name
 from batchwright.probing.kinds import Place
-from batchwright.probing.workers import Answer, pause, share_done
+from batchwright.probing.workers import Answer, end_if_stopped, pause
 from batchwright.records import Job, LinkTime, Profile
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import (
+    assigned_device,
     enter,
     free_memory,
     identity,
     prepare_process,
-    shared_out,
     worker_threads,
 )
 
 KIND = "BATCHWRIGHT_KIND"
-"""Environment variable: which kind of worker this host has, as in ``goal.kinds``."""
+"""Environment variable: the kind of the workers on this host, as in ``goal.kinds``."""
 
-_MAX_HOSTS = 8  # to which the network is measured; beyond, they are taken to be like these
+_MAX_HOSTS = 8  # to which the network is measured; further hosts are assumed to be like these
 
 
 def own_device(job: Job) -> torch.device:
-    """The device of this process among those of its host, made the current one."""
-    return enter(shared_out(job.device, int(os.environ["LOCAL_RANK"])))
+    """This process's device among those of its host; a GPU becomes the current one."""
+    return enter(assigned_device(job.device, int(os.environ["LOCAL_RANK"])))
 
 
 def ask_for_places(gathering: Gathering, job: Job, digest: str) -> tuple[Place, ...]:
-    """Have all others look for the job's data and a device of their own.
+    """Have all workers find the job's data and their own device.
 
     Returns:
-        Where each worker is, in rank order.
+        The place of each worker, in rank order.
 
     Raises:
-        BatchwrightError: A host has other data or none, or two workers have one GPU.
+        BatchwrightError: A host has other data or none, or two workers share a GPU.
     """
     found = gathering.ask("look", job=job.model_dump_json(), digest=digest)
-    places = (_own_place(gathering, own_device(job)), *(Place(**told) for told in found))
+    places = (_own_place(gathering, own_device(job)), *(Place(**fields) for fields in found))
     seen: dict[tuple[str, str], int] = {}
     for rank, one in enumerate(() if gpus_may_be_shared() else places):
         if one.gpu and (other := seen.setdefault((one.host, one.gpu), rank)) != rank:
@@ -75,10 +75,10 @@ def _own_place(gathering: Gathering, device: torch.device) -> Place:
 
 
 def look(gathering: Gathering, order: Mapping[str, Any]) -> dict[str, Any]:
-    """What another than worker 0 answers to `ask_for_places`: where it is."""
+    """The answer of a worker other than worker 0 to `ask_for_places`: the fields of its place."""
     job, first = Job.model_validate_json(order["job"]), gathering.started.local_rank == 0
     device = own_device(job)
-    facts = open_data(job, verify=first).facts  # one of a host does it for all
+    facts = open_data(job, verify=first).facts  # one worker verifies for all of its host
     if facts.digest != order["digest"]:
         raise PlanError(
             f"data={job.data} is not what worker 0 ({gathering.members[0].host}) has: "
@@ -88,17 +88,17 @@ def look(gathering: Gathering, order: Mapping[str, Any]) -> dict[str, Any]:
     return asdict(_own_place(gathering, device))
 
 
-class Together:
-    """Carries commands out with all processes of a start; worker 0's side.
+class LaunchedWorkers:
+    """A `CommandRunner` with all processes that a launcher has started; used by worker 0.
 
     Args:
         gathering: The processes.
         job: What is measured.
-        counts: Numbers of workers that commands may ask for.
-        stops: The stop signals that came so far.
+        counts: Numbers of workers that commands may name.
+        stops: Returns the stop signals that came so far.
 
     Attributes:
-        places: Of the workers, in rank order.
+        places: The place of each worker, in rank order.
 
     Raises:
         BatchwrightError: Another worker cannot take part.
@@ -123,25 +123,24 @@ class Together:
             self._part = _Part(job, counts)
 
     def ask(
-        self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
+        self, command: Command, answer: type[Answer], on_progress: Callable[[float], None] = ignored
     ) -> Answer:
-        """As `workers.Measuring` says."""
-        if stops := self._stops():
-            raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
+        """See `workers.CommandRunner.ask`."""
+        end_if_stopped(self._stops)
         self._gathering.order("command", text=command.model_dump_json(), workers=command.workers)
         with self._gathering.explaining():
-            done = self._part.executor.carry_out(command, lambda told: heard(share_done(told)))
-        assert isinstance(done, answer)  # noqa: S101 - tells the type checker
+            done = self._part.executor.carry_out(command, on_progress)
+        assert isinstance(done, answer)  # noqa: S101 - narrows the type
         return done
 
     def links(self, seconds: float) -> tuple[LinkTime, ...]:
-        """The network inside worker 0's host and to the slowest of some other hosts.
+        """Links inside worker 0's host and to other hosts; of several, the worst figures.
 
         Args:
-            seconds: To spend on each two.
+            seconds: Time to spend on each pair of workers.
         """
         members = self._gathering.members
-        first: dict[str, int] = {}  # the first worker of each host that is not worker 0 itself
+        first: dict[str, int] = {}  # by host, its first worker, worker 0 left out
         for one in members[1:]:
             first.setdefault(one.host, one.rank)
         found: dict[str, list[LinkTime]] = {}
@@ -153,76 +152,77 @@ class Together:
                 between="workers of a host" if here else "hosts",
                 seconds=seconds,
             )
-            link = self.ask(command, LinkTimed).link
+            link = self.ask(command, LinkTime)
             found.setdefault(link.between, []).append(link)
         return tuple(_slowest(links) for links in found.values())
 
     def restart(self) -> None:
-        """Nothing to do: what kills a process is for whoever has started it."""
+        """Do nothing: the launcher that started the processes deals with killed ones."""
 
     def pause(self, seconds: float) -> None:
-        """As `workers.Measuring` says."""
+        """See `workers.CommandRunner.pause`."""
         pause(seconds, self._stops)
 
     def close(self) -> None:
-        """Leave the group; the others do the same when they are told."""
+        """Leave the group, and order the other workers to leave it."""
         self._gathering.order("measured")
         self._part.close()
 
 
 def with_links(profile: Profile, links: Sequence[LinkTime]) -> Profile:
-    """The profile with the network that was measured, which a plan for more workers goes by."""
+    """The profile with the measured links, by which plans for more workers are made.
+
+    The link between hosts fills the keys of ``job.link`` that the job leaves open.
+    """
     link = profile.job.link
     for one in links:
         if one.between == "hosts":
-            told = {"latency": one.latency, "bandwidth": one.bandwidth}
-            open_ = {key: value for key, value in told.items() if getattr(link, key) is None}
-            link = link.model_copy(update=open_)
+            measured = {"latency": one.latency, "bandwidth": one.bandwidth}
+            unset = {key: value for key, value in measured.items() if getattr(link, key) is None}
+            link = link.model_copy(update=unset)
     job = profile.job.model_copy(update={"link": link})
     return profile.model_copy(update={"links": tuple(links), "job": job})
 
 
 def _slowest(links: Sequence[LinkTime]) -> LinkTime:
-    """As a ring goes at the pace of its slowest link, the worst figures of all."""
-    late, narrow = (
-        max(links, key=lambda one: one.latency),
-        min(links, key=lambda one: one.bandwidth),
-    )
+    """The largest latency and the least bandwidth: a ring runs at the pace of its slowest link."""
+    late = max(links, key=lambda one: one.latency)
+    narrow = min(links, key=lambda one: one.bandwidth)
     names = ("latency", "latency_low", "latency_high")
     return narrow.model_copy(update={name: getattr(late, name) for name in names})
 
 
 class Helper:
-    """Another than worker 0 while something is measured."""
+    """Carries out worker 0's orders in every other worker; its methods are named by the orders."""
 
     def __init__(self) -> None:
         self._part: _Part | None = None
 
     def measure(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
-        """Join the others."""
+        """Join the group of all workers."""
         del gathering
         self._part = _Part(Job.model_validate_json(order["job"]), order["counts"])
 
     def command(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
-        """Carry a command out, if it is for this one too."""
+        """Carry a command out, if it is for this worker too."""
         assert self._part is not None  # noqa: S101 - `measure` comes first
         if gathering.started.rank < order["workers"]:
             self._part.executor.carry_out(read_command(order["text"]))
 
     def measured(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
-        """Leave the others."""
+        """Leave the group."""
         del gathering, order
         self.close()
 
     def close(self, *, failed: bool = False) -> None:
-        """Leave the group, also after an error."""
+        """Leave the group, if it was joined; ``failed`` after an error."""
         if self._part is not None:
             self._part.close(failed=failed)
             self._part = None
 
 
 class _Part:
-    """One worker's part in what is measured."""
+    """One worker's group and executor."""
 
     def __init__(self, job: Job, counts: Sequence[int]) -> None:
         allocator = prepare_process(worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])))

@@ -1,4 +1,4 @@
-"""Visits to points, and what becomes of points that do not fit into memory."""
+"""Visits to points, and how a probe goes on after points that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from batchwright.probing import commands
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
 from batchwright.probing.bench import SMALLEST_BATCH, sides_of
 from batchwright.probing.commands import Command, Point, ignored
-from batchwright.probing.kinds import Place, kinds_of, said_of_all
+from batchwright.probing.kinds import Place, common_kind, kinds_of
 from batchwright.probing.measure.precision import planned_batch
-from batchwright.probing.measure.step_time import Apart
+from batchwright.probing.measure.step_time import WorkerMeans
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.replays import may_replay
-from batchwright.probing.workers import Answer, Killed, Measuring
+from batchwright.probing.workers import Answer, CommandRunner, Killed
 from batchwright.records import (
     Cluster,
     CompilationTimes,
@@ -41,36 +41,41 @@ from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
 
 MAX_RESTARTS = 6
-"""Times that killed workers are replaced before the probe gives up."""
+"""Number of times that killed workers are replaced before the probe gives up."""
 
 _AMPLE = 0.5  # share of the limit below which a step is not weighed a second time
-_GUESS_SHARE = 0.25  # of the memory; where less is taken for sure, nobody need guess the first peak
+_GUESS_SHARE = 0.25  # of the limit: where a step's fixed bytes are less, its peak is not estimated
 
 
 class Visitor:
-    """Has points visited, and goes on where one of them kills the workers.
+    """Has points visited, and goes on with new workers where a point kills them.
 
-    The job's resolutions are concrete. ``report`` is called with each point before it is visited;
-    ``watch`` looks at what else the machine does. ``places`` are those of the workers, where they
-    may be of several kinds.
+    Args:
+        job: The job; its resolutions are concrete.
+        measuring: Carries commands out.
+        workers: Number of workers.
+        report: Called with each point before it is visited.
+        watch: Observes the load by other programs; `None`: nobody does.
+        places: The place of each worker, where they may be of several kinds.
 
     Attributes:
-        job: With the number format that was chosen.
-        precisions: What that choice rests on.
-        precision_ratio: What they show.
-        recomputation: What computing blocks again would bring, where memory is short.
-        compilation: What compiling takes and saves, where it was a question.
-        prepared: What is measured, and on what.
+        job: The job, with the choices made so far.
+        precisions: Step times of the number formats that were compared.
+        precision_ratio: Ratio of these times.
+        recomputation: Times with and without recomputed blocks, where memory is short.
+        compilation: Times of compiling, and of steps with and without it, if it was tried.
+        graphs: Times with and without CUDA graphs, if they were tried.
+        prepared: The network, its data and the hardware.
         ledger: Step times so far.
-        memory: Memory so far.
-        out_of_memory: Points that did not fit, and whether it was for want of shared memory.
-        restart_seconds: Time that went into starting workers again, or into compiling.
+        memory: Memory of the points weighed so far.
+        out_of_memory: Points that did not fit, and whether shared memory was short.
+        restart_seconds: Seconds spent on starting workers again, and on compiling.
     """
 
     def __init__(
         self,
         job: Job,
-        measuring: Measuring,
+        measuring: CommandRunner,
         workers: int,
         report: Callable[[str], None],
         watch: LoadWatch | None = None,
@@ -83,15 +88,15 @@ class Visitor:
         self.compilation: CompilationTimes | None = None
         self.graphs: GraphTimes | None = None
         self.ledger = Ledger()
-        self._told: dict[Point, tuple[list[Steps], StepTime]] = {}
+        self._step_times: dict[Point, tuple[list[Steps], StepTime]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
         self.out_of_memory: dict[Point, bool] = {}
         self.restart_seconds = 0.0
         self._restarts = 0
-        self._too_little_shared = False  # whether that ended workers at the last command
+        self._too_little_shared = False  # whether the last command ended for want of shared memory
         self._watch, self._watched = watch, 0
-        self._places = [one.called(job.probe.kind) for one in places]
-        self._apart: dict[Point, list[Apart]] = {}
+        self._places = [one.with_kind(job.probe.kind) for one in places]
+        self._by_worker: dict[Point, list[WorkerMeans]] = {}
 
     @property
     def limit(self) -> int:
@@ -99,10 +104,10 @@ class Visitor:
         return self.job.goal.memory or self.prepared.memory_bytes
 
     def prepare(self, *, seconds: float) -> None:
-        """Choose the number format, for which there is so much time, and build the network.
+        """Choose the number format, which takes about ``seconds``, and build the network.
 
         Raises:
-            JobError: Network or loss cannot be had.
+            JobError: Network or loss cannot be built.
         """
         if self.job.precision == "auto":
             self._report("number formats")
@@ -115,10 +120,11 @@ class Visitor:
         self._prepare()
 
     def choose_recomputation(self, workers: int, *, seconds: float) -> None:
-        """Whether blocks are recomputed, where the job leaves it open; there is so much time.
+        """Choose whether blocks are recomputed, where the job leaves that open.
 
-        A question only where memory is short: by a step of the fewest samples with ``workers``,
-        which would be weighed next anyway. No step is tried that surely does not fit.
+        They are considered only where memory is short. A step of the fewest samples with
+        ``workers`` workers shows whether it is; it would be weighed next anyway. A step that surely
+        does not fit is not tried. The comparison takes about ``seconds``.
         """
         job = self.job
         if job.activation_checkpointing != "auto":
@@ -129,7 +135,7 @@ class Visitor:
         hopeless = self._surely_too_large(first)
         possible = (
             job.batch_norm != "synchronized"
-            and "on" not in (job.compile, job.cuda_graphs)  # which such blocks do without
+            and "on" not in (job.compile, job.cuda_graphs)  # recomputed blocks exclude both
             and not (hopeless and self._surely_too_large(first, recompute=True))
         )
         if possible and (hopeless or not (self.weigh(first) and self._has_room(first, wanted))):
@@ -146,21 +152,22 @@ class Visitor:
             self.recomputation = answer.times if answer else None
         chosen = self.recomputation is not None and self.recomputation.chosen
         self.job = job.model_copy(update={"activation_checkpointing": "on" if chosen else "off"})
-        if chosen:  # what was weighed was without
+        if chosen:  # the points weighed so far were without recomputation
             self.memory, self.out_of_memory = {}, {}
 
     def choose_compilation(self, *, seconds: float) -> None:
-        """Whether the network is compiled; there is so much time to compare, compiling aside.
+        """Choose whether the network is compiled; the comparison takes about ``seconds``.
 
-        It is compared with passes that are replayed, where those were chosen, and goes without.
+        The seconds leave compiling itself out. Where replayed passes were chosen before, compiled
+        steps are compared with those, and are not replayed.
 
         Raises:
-            JobError: The job asks for it, and it cannot be.
+            JobError: The job asks for compiling, and the network cannot be compiled.
         """
         job = self.job
         if job.compile == "off":
             return
-        replays = job.cuda_graphs == "on" and self.graphs is None  # as the job asks
+        replays = job.cuda_graphs == "on" and self.graphs is None  # the job asks for replaying
         if job.activation_checkpointing == "off" and not replays:
             self._report("compiling")
             command = commands.Compile(
@@ -170,24 +177,26 @@ class Visitor:
                 asked=job.compile == "on",
                 seconds=seconds,
             )
-            answer = self.ask(command, commands.Compiled, "compiling")
-            self.compilation = answer.times if answer else None
-        told = self.compilation
-        if told is not None:
-            self.restart_seconds += told.compile_seconds or 0.0
-        if job.compile == "on" and (told is None or told.failure):
-            why = told.failure if told else "it took more memory than there is"
+            self.compilation = self.ask(command, CompilationTimes, "compiling")
+        times = self.compilation
+        if times is not None:
+            self.restart_seconds += times.compile_seconds or 0.0
+        if job.compile == "on" and (times is None or times.failure):
+            why = times.failure if times else "it took more memory than there is"
             raise JobError(
                 f"compile=on: network={job.network} cannot be compiled ({why}): give compile=off"
             )
-        chosen = told is not None and told.chosen
+        chosen = times is not None and times.chosen
         self.job = job.model_copy(update={"compile": "on" if chosen else "off"})
         if chosen:
             self.job, self.graphs = self.job.model_copy(update={"cuda_graphs": "off"}), None
             self.memory, self.out_of_memory = {}, {}
 
     def choose_graphs(self, *, seconds: float) -> None:
-        """Whether passes are replayed, where the job leaves it open; there is so much time."""
+        """Choose whether passes are replayed, where the job leaves that open.
+
+        The comparison takes about ``seconds``.
+        """
         job = self.job
         if job.cuda_graphs != "auto":
             return
@@ -199,24 +208,25 @@ class Visitor:
                 wanted_batch_size=self._at_once,
                 seconds=seconds,
             )
-            answer = self.ask(command, commands.Replayed, "comparing with CUDA graphs")
-            self.graphs = answer.times if answer else None
+            self.graphs = self.ask(command, GraphTimes, "comparing with CUDA graphs")
         chosen = self.graphs is not None and self.graphs.chosen
         self.job = job.model_copy(update={"cuda_graphs": "on" if chosen else "off"})
         if chosen:
-            self.memory = {}  # what was weighed was without; what does not fit fits less with it
+            # The points weighed so far were without graphs, which take more memory: points that
+            # did not fit still do not.
+            self.memory = {}
 
     @property
     def _at_once(self) -> int:
-        """Samples that each worker is likely to take at once, as they are planned or fit."""
+        """Samples that each worker is likely to take at once, as planned or as many as fit."""
         if self.recomputation is not None:
             return max(SMALLEST_BATCH, self.recomputation.plain_batch_size)
         return planned_batch(self.job, self.prepared.data.train_samples, self._workers)
 
     def _has_room(self, first: Point, samples: int) -> bool:
-        """Whether so many samples fit even if each takes as much as those at ``first``."""
+        """Whether ``samples`` samples fit if each takes as many bytes as each one at ``first``."""
         weighed = self.memory.get(first)
-        if weighed is None:  # it was not worth weighing
+        if weighed is None:  # there was so much room that the point was not weighed
             return True
         each = max(0, weighed.peak_bytes - self.fixed_bytes) / first.local_batch_size
         return self.fixed_bytes + self.prepared.parts.reduction + each * samples <= self.limit
@@ -226,16 +236,22 @@ class Visitor:
         command: Command,
         answer: type[Answer],
         what: str,
-        heard: Callable[[float], None] = ignored,
+        on_progress: Callable[[float], None] = ignored,
     ) -> Answer | None:
-        """Have a command carried out, as `Measuring.ask` does; `None` if it killed a worker.
+        """`CommandRunner.ask`; `None` if the command killed a worker, and new ones were started.
+
+        Args:
+            command: As for `CommandRunner.ask`.
+            answer: As for `CommandRunner.ask`.
+            what: The measurement in words, for an error message.
+            on_progress: As for `CommandRunner.ask`.
 
         Raises:
             WorkerError: The workers were killed too often.
         """
         self._too_little_shared = False
         try:
-            return self._measuring.ask(command, answer, heard)
+            return self._measuring.ask(command, answer, on_progress)
         except Killed as killed:
             self._restarts += 1
             self._too_little_shared = killed.shared
@@ -257,16 +273,16 @@ class Visitor:
 
     @property
     def may_restart(self) -> bool:
-        """Whether workers that are killed are replaced once more."""
+        """Whether killed workers would be replaced once more."""
         return self._restarts < MAX_RESTARTS
 
     def weigh(self, point: Point) -> bool:
-        """Measure the memory of a step there, unless that was done; whether it fits."""
+        """Measure the memory of a step at ``point``, unless it is known; whether the step fits."""
         if point in self.memory:
             return True
         if not self.may_fit(point):
             return False
-        # Workers in other numbers only need other buffers to exchange gradients, whose size is
+        # Another number of workers changes only the buffers for exchanging gradients, whose size is
         # known: where the same batch left ample room, it is not weighed again.
         same = [peak for known, peak in self.memory.items() if known[1:] == point[1:]]
         most = max((peak.peak_bytes for peak in same), default=self.limit)
@@ -284,7 +300,7 @@ class Visitor:
         return True
 
     def visit(self, point: Point) -> float | None:
-        """Time a few steps there; the shortest in seconds, `None` if they do not fit."""
+        """Time a few steps at ``point``; seconds of the shortest, `None` if they do not fit."""
         visited = self.look(point)
         if visited is None:
             return None
@@ -292,16 +308,19 @@ class Visitor:
         return visited.shortest
 
     def keep(self, point: Point, visited: commands.Visited) -> None:
-        """Take what was seen there for a measurement."""
+        """Keep what `look` gave as a visit to ``point``."""
         self.ledger.add(point, visited.steps, visited.loading)
-        self._apart.setdefault(point, []).append(visited.apart)
+        self._by_worker.setdefault(point, []).append(visited.by_worker)
         self.is_disturbed()
 
     def is_disturbed(self, *, waiting: bool = False) -> bool:
-        """Whether others use the machine, as far as it is seen; marks the visits meanwhile.
+        """Whether other programs use the machine, as far as can be seen.
+
+        If so, marks the visits since the last call as disturbed.
 
         Args:
-            waiting: Nobody measured, so that idle cores do not show that there is room for all.
+            waiting: Whether nothing was measured meanwhile: then idle cores do not show that the
+                machine has room for all.
         """
         load = self._watch.stretch() if self._watch else None
         if load is None:
@@ -313,14 +332,14 @@ class Visitor:
         return disturbed
 
     def load(self) -> MachineLoad | None:
-        """What else the machine did since the watch began, and how steps scattered."""
+        """The load by other programs since the watch began, and the scatter of the visits."""
         load = self._watch.whole() if self._watch else None
         if load is None:
             return None
         return load.model_copy(update={"scatter": visit_scatter(self.step_times())})
 
     def look(self, point: Point) -> commands.Visited | None:
-        """A few steps there, no measurement unless they are kept; `None` if they do not fit."""
+        """Time a few steps at ``point``, without keeping them; `None` if they do not fit."""
         self._report(str(point))
         if not self.weigh(point):
             return None
@@ -333,10 +352,10 @@ class Visitor:
         return visited
 
     def try_first(self, point: Point) -> float:
-        """Seconds of the shortest of a few of the smallest steps, which are no measurements.
+        """Seconds of the shortest of a few of the smallest steps, which are not kept.
 
-        Where weights and their like take a good share of the memory, that it does not fit is told
-        before it is tried, as far as PyTorch can tell.
+        Where a step's fixed bytes take a good share of the memory, its peak is first estimated, as
+        far as PyTorch can, and the step is not taken if it would not fit.
 
         Raises:
             JobError: Not even this step fits.
@@ -349,21 +368,21 @@ class Visitor:
         raise self.too_large(point, peak)
 
     def too_large(self, point: Point, peak: int | None = None) -> JobError:
-        """Why there is nothing to measure: a step there was tried, or takes ``peak`` bytes."""
+        """An error for a step that was tried and did not fit, or that would take ``peak`` bytes."""
         if self._too_little_shared:
             return JobError(f"{point}: {TOO_LITTLE_SHARED}")
-        told = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
+        needed = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
         return JobError(
-            f"{point}: a step takes {told}, and a worker may use {self.limit / 2**20:.0f} MiB: "
+            f"{point}: a step takes {needed}, and a worker may use {self.limit / 2**20:.0f} MiB: "
             "choose a smaller network or resolution, fewer workers, or more goal.memory"
         )
 
     def _guess(self, point: Point, *, recompute: bool = False) -> int | None:
-        """Peak bytes there by a guess, where so much is taken for sure that it is worth one.
+        """Estimated peak bytes at ``point``, where the fixed bytes are a good share of the limit.
 
-        With ``recompute``, or once that is chosen, as if blocks were recomputed.
+        With ``recompute``, or once that is chosen, the estimate assumes recomputed blocks.
         """
-        held = self.prepared.held_bytes  # which no guess counts
+        held = self.prepared.held_bytes  # the estimate leaves these out
         if self.fixed_bytes - held <= _GUESS_SHARE * self.limit:
             return None
         command = commands.Guess(
@@ -375,18 +394,18 @@ class Visitor:
         return guessed.peak_bytes + held if guessed and guessed.peak_bytes else None
 
     def _surely_too_large(self, point: Point, *, recompute: bool = False) -> bool:
-        """Whether not even a guess fits."""
+        """Whether even the estimated peak exceeds the limit."""
         return (self._guess(point, recompute=recompute) or 0) > self.limit
 
     def may_fit(self, point: Point) -> bool:
-        """Whether nothing speaks against trying a step there."""
+        """Whether a step at ``point`` may fit, by all that is known."""
         for lost in self.out_of_memory:
             if all(one <= other for one, other in zip(lost, point, strict=True)):
                 return False
         expected = self._expected_peak(point)
         if point in self.memory or not expected:
             return True
-        # What a step on another curve could not have, this one cannot have either.
+        # A step that needs as much as one that did not fit on another curve does not fit either.
         peaks = [
             self._expected_peak(lost)
             for lost, shared in self.out_of_memory.items()
@@ -401,28 +420,28 @@ class Visitor:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes in each peak that a worker needs whatever the batch."""
+        """Bytes in each peak that do not depend on the batch."""
         parts = self.prepared.parts
         of_step = parts.parameters + parts.buffers + parts.gradients + parts.optimizer
         return of_step + self.prepared.held_bytes
 
     def step_times(self) -> tuple[StepTime, ...]:
-        """What the visits showed, rising."""
+        """Step times of the visited points, rising."""
         return tuple(self._step_time(point) for point in sorted(self.ledger.steps))
 
     def kinds(self) -> tuple[KindTimes, ...]:
-        """What each kind of worker takes, where there are several."""
+        """Step times of each kind of worker; empty where all are of one kind."""
         if not self._places:
             return ()
         named = self.job.probe.kind
-        return kinds_of(self._places, self.step_times(), self._apart, named=named)
+        return kinds_of(self._places, self.step_times(), self._by_worker, named=named)
 
     def memory_points(self) -> tuple[MemoryPoint, ...]:
-        """The same for memory."""
+        """Memory of the weighed points, rising."""
         return tuple(self.memory[point] for point in sorted(self.memory))
 
     def lost_points(self) -> tuple[OutOfMemory, ...]:
-        """The same for points that did not fit."""
+        """The points that did not fit, rising."""
         return tuple(
             OutOfMemory(**point._asdict(), short_of="shared memory" if shared else "memory")
             for point, shared in sorted(self.out_of_memory.items())
@@ -434,7 +453,7 @@ class Visitor:
         return Cluster(
             device="cuda" if self.job.device == "cuda" else "cpu",
             device_name=prepared.device_name,
-            kind=said_of_all(self._places, self.job.probe.kind),
+            kind=common_kind(self._places, self.job.probe.kind),
             workers=self._workers,
             cores=usable_cores(),
             threads=prepared.threads,
@@ -446,11 +465,11 @@ class Visitor:
         )
 
     def _step_time(self, point: Point) -> StepTime:
-        """What the visits of one point showed; made once for each list of them."""
+        """The step time of a point, computed once for each list of its visits."""
         visits = self.ledger.steps[point]
-        told = self._told.get(point)
-        if told is not None and told[0] is visits:
-            return told[1]
+        known = self._step_times.get(point)
+        if known is not None and known[0] is visits:
+            return known[1]
         means = self.ledger.means(point)
         steps = [step for visit in visits for step in visit]
         low, _, high = spread([compute + sync for compute, sync in steps])
@@ -466,7 +485,7 @@ class Visitor:
             visit_error=median(one.error for one in means),
             loading=pooled_loading(self.ledger.loading(point)),
         )
-        self._told[point] = visits, found
+        self._step_times[point] = visits, found
         return found
 
     def _prepare(self) -> None:

@@ -1,9 +1,9 @@
-"""The processes that measure: started, asked, and watched for their death.
+"""The worker processes of a probe: started, given commands, and watched for their death.
 
     controller == socket pair per worker ==> workers, which exchange among themselves
 
-A socket pair has no name, so nobody else can talk to a worker, and its other end closes with the
-process. An idle worker waits in a read, which takes no processor time.
+A socket pair has no name, so no other program can talk to a worker, and its other end closes with
+the process. An idle worker waits in a read, which takes no processor time.
 """
 
 from __future__ import annotations
@@ -29,24 +29,20 @@ from batchwright.records.text.formatting import counted
 from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
 
 ANSWER_SECONDS = 900.0
-"""Silence after which a command is given up: a step that takes so long is no use to anybody."""
+"""Seconds of silence after which a command is given up: steps so long could not be trained with."""
 
 START_SECONDS = 300.0
-_END_SECONDS = 5.0  # for the others to leave their own reports once one has failed
-_LOST = {-signal.SIGKILL, NO_SHARED_MEMORY}
+_END_SECONDS = 5.0  # for the other workers to write their own reports once one has failed
+_LOST = {-signal.SIGKILL, NO_SHARED_MEMORY}  # exit codes of workers that ran out of memory
 
 Answer = TypeVar("Answer", bound=Record)
 
 
-def share_done(answer: Record) -> float:
-    """Of the command: trials tell how far they have come before their answer."""
-    return answer.done if isinstance(answer, TrialRun) else 1.0
-
-
 class Killed(Exception):  # noqa: N818 - not an error: the controller goes on with smaller steps
-    """The kernel killed a worker while it carried out a command: out of memory.
+    """A worker ran out of memory during a command, and was killed by the kernel.
 
-    Or it ended because its loader processes found too little shared memory: ``shared``.
+    Attributes:
+        shared: Whether it ended, instead, because its loader processes lacked shared memory.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -54,44 +50,52 @@ class Killed(Exception):  # noqa: N818 - not an error: the controller goes on wi
         self.shared = shared
 
 
-class Measuring(Protocol):
-    """Whatever carries out commands."""
+class CommandRunner(Protocol):
+    """Has commands carried out by one or more workers."""
 
     def ask(
-        self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
+        self, command: Command, answer: type[Answer], on_progress: Callable[[float], None] = ignored
     ) -> Answer:
-        """Have a command carried out, which comes back with a record of kind ``answer``.
+        """Have a command carried out, and return its answer.
 
-        ``heard`` takes the share of it that is done, where a trial tells.
+        Args:
+            command: For the first ``command.workers`` workers.
+            answer: Class of the answer.
+            on_progress: Called now and then with the share of a trial that is done.
 
         Raises:
-            Killed: A worker was killed; `restart` starts others.
-            BatchwrightError: What a worker found wrong.
+            Killed: A worker was killed; `restart` starts new ones.
+            BatchwrightError: A worker found something wrong.
             Interrupted: A stop signal came.
         """
 
     def restart(self) -> None:
-        """Start new workers in place of those that were killed."""
+        """Start new workers after some were killed."""
 
     def pause(self, seconds: float) -> None:
-        """Let time pass.
+        """Wait for ``seconds``.
 
         Raises:
             Interrupted: A stop signal came.
         """
 
 
+def end_if_stopped(stops: Callable[[], Sequence[int]]) -> None:
+    """Raise `Interrupted` if a stop signal came; ``stops`` returns those that came so far."""
+    if signals := stops():
+        raise Interrupted(signals[0], f"stopped by signal {signals[0]}")
+
+
 def pause(seconds: float, stops: Callable[[], Sequence[int]]) -> None:
-    """As `Measuring.pause` says; ``stops`` are the stop signals that came so far."""
+    """`CommandRunner.pause`; ``stops`` returns the stop signals that came so far."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        if asked := stops():
-            raise Interrupted(asked[0], f"stopped by signal {asked[0]}")
+        end_if_stopped(stops)
         time.sleep(min(left, POLL_SECONDS))
 
 
-class Here:
-    """Carries the commands out in this process, as the only worker."""
+class InProcess:
+    """A `CommandRunner` that carries the commands out in this process, as the only worker."""
 
     def __init__(self, job: Job) -> None:
         allocator = prepare_process(worker_threads(1))
@@ -99,33 +103,33 @@ class Here:
         self._executor = Executor(job, group, [1], allocator)
 
     def ask(
-        self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
+        self, command: Command, answer: type[Answer], on_progress: Callable[[float], None] = ignored
     ) -> Answer:
-        """As `Measuring` says."""
-        done = self._executor.carry_out(command, lambda told: heard(share_done(told)))
-        assert isinstance(done, answer)  # noqa: S101 - tells the type checker
+        """See `CommandRunner.ask`."""
+        done = self._executor.carry_out(command, on_progress)
+        assert isinstance(done, answer)  # noqa: S101 - narrows the type
         return done
 
     def restart(self) -> None:
-        """Nothing to do: what kills this process ends the probe."""
+        """Do nothing: what kills this process ends the probe."""
 
     def pause(self, seconds: float) -> None:
-        """As `Measuring` says; signals raise here by themselves."""
+        """See `CommandRunner.pause`; in this process a signal raises by itself."""
         time.sleep(seconds)
 
     def close(self) -> None:
-        """Let loader processes end."""
+        """End the loader processes."""
         self._executor.close()
 
 
 class Workers:
-    """Worker processes; a context manager that ends them.
+    """A `CommandRunner` with worker processes of its own; as a context manager it ends them.
 
     Args:
         job: What is measured.
         folder: Takes the job, logs and reports; private to this probe.
-        counts: Numbers of workers that commands may ask for.
-        stops: The stop signals that came so far.
+        counts: Numbers of workers that commands may name.
+        stops: Returns the stop signals that came so far.
     """
 
     def __init__(
@@ -156,32 +160,34 @@ class Workers:
         self._children.close()
 
     def ask(
-        self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
+        self, command: Command, answer: type[Answer], on_progress: Callable[[float], None] = ignored
     ) -> Answer:
-        """As `Measuring` says."""
+        """See `CommandRunner.ask`."""
         text = command.model_dump_json().encode() + b"\n"
         for line in self._lines[: command.workers]:
             try:
                 line.sendall(text)
-            except OSError:  # the process is gone, which `_read` will find
+            except OSError:  # the process is gone, which `_read` will notice
                 break
-        while (share := share_done(told := self._read(answer, ANSWER_SECONDS))) < 1:
-            heard(share)
-        return told
+        while True:
+            received = self._read(answer, ANSWER_SECONDS)
+            if not isinstance(received, TrialRun) or received.done == 1:
+                return received
+            on_progress(received.done)
 
     def restart(self) -> None:
-        """As `Measuring` says."""
+        """See `CommandRunner.restart`."""
         self._end()
         self._start()
 
     def pause(self, seconds: float) -> None:
-        """As `Measuring` says."""
+        """See `CommandRunner.pause`."""
         pause(seconds, self._stops)
 
     def _start(self) -> None:
         self._starts += 1
         forget_reports(self._folder)
-        for left in self._folder.glob("meeting*"):  # of a probe that was killed here
+        for left in self._folder.glob("meeting*"):  # of an earlier probe that was killed
             left.unlink()
         meeting = str(self._folder / f"meeting{self._starts}")
         for rank in range(self._count):
@@ -203,13 +209,12 @@ class Workers:
         """Rank 0's next line, while all workers live and no stop signal has come."""
         end = time.monotonic() + seconds
         while b"\n" not in self._unread:
-            if stops := self._stops():
-                raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
+            end_if_stopped(self._stops)
             if codes := self._children.exit_codes():
                 if _LOST.isdisjoint(codes.values()):
                     self._children.wait(_END_SECONDS)
                     codes = self._children.exit_codes()
-                if lost := _LOST.intersection(codes.values()):  # perhaps not what was noticed first
+                if lost := _LOST.intersection(codes.values()):  # maybe not the first that was seen
                     raise Killed(shared=NO_SHARED_MEMORY in lost)
                 raise_failure(self._folder, codes)
             if time.monotonic() > end:
@@ -221,7 +226,7 @@ class Workers:
                 received = self._lines[0].recv(1 << 16)
                 self._unread += received
                 if not received:
-                    time.sleep(POLL_SECONDS)  # closed: the process ends, `poll` will say so
+                    time.sleep(POLL_SECONDS)  # closed: the process is about to end
         line, _, self._unread = self._unread.partition(b"\n")
         return answer.model_validate_json(line)
 

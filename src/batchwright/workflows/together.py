@@ -197,7 +197,7 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
     if not resume or plan.workers == gathering.started.size:
         planned = [one.kind for one in plan.kinds]
         named = plan.job.probe.kind
-        places = places_in(plan, [one.named_among(planned, named) for one in found])
+        places = places_in(plan, [one.kind_in_plan(planned, named) for one in found])
         if plan.server is None:  # a server's groups of workers would have to stay together
             plan, places = arranged(plan, places), sorted(places)
     find_everywhere(folder)

@@ -1,18 +1,18 @@
-"""How glibc's allocator is set up in processes that train.
+"""Settings of glibc's memory allocator in processes that train.
 
-**Thresholds.** By default it hands large freed blocks back to the kernel, and each training step
-faults them in again. Raising its mmap and trim thresholds keeps them. Measured with resnet8 at
-32 px on two cores, float32, page faults and milliseconds per step: at batch 128 14,600 and 59
-became 260 and 44; at batch 512 167,000 and 355 became fewer than 400 and 200. A mmap threshold of
-32 MiB, where glibc's own adaptation ends, leaves 15,000 faults at batch 512.
+**Thresholds.** By default the allocator hands large freed blocks back to the kernel, and each
+training step faults them in again. With higher mmap and trim thresholds it keeps them. Measured
+with resnet8 at 32 px on two cores, float32, page faults and milliseconds per step: at batch 128
+14,600 and 59 became 260 and 44; at batch 512 167,000 and 355 became fewer than 400 and 200. A mmap
+threshold of 32 MiB, where glibc's own adaptation ends, leaves 15,000 faults at batch 512.
 
-**Pieces.** PyTorch aligns tensors, for which glibc before 2.38 takes 96 bytes more and frees what
-is left over. It keeps such small pieces apart, so where a tensor was, another of its size does not
-fit again. Where it joins them at once, the heap of resnet8 at batch 256 grows by 1.4 bytes in place
-of 2.4 for each of a step's tensors, and steps take up to 4 % less time. That can be asked for
-before a process starts only, so not in one that the user starts. On a machine with a GPU it is not
-asked for: tensors are elsewhere there, and a host that gives work to it, in small pieces, takes 8 %
-longer for a step (210 tensors, 3.8 and 4.1 ms).
+**Pieces.** PyTorch aligns tensors. For that, glibc before 2.38 allocates 96 bytes more and frees
+the rest as a small piece, which it does not join with its neighbours: after a tensor is freed,
+another of the same size does not fit into its place. If pieces are joined at once, the heap of
+resnet8 at batch 256 grows by 1.4 bytes in place of 2.4 for each of a step's tensors, and steps take
+up to 4 % less time. This setting works only if it is made before a process starts, so not in
+processes that the user starts. It is not made on a machine with a GPU: the tensors are on the GPU,
+and the host's part of a step takes 8 % longer with it (210 tensors, 3.8 and 4.1 ms).
 
 Nothing is changed where the user has set up the allocator, or preloads another one.
 """
@@ -37,7 +37,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 
 
 def joining_pieces(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a process that is to be started, with those that have glibc join pieces."""
+    """Environment variables for a process to be started, with a setting that joins pieces."""
     others, user = environment.get(_TUNABLES, ""), _preloaded(environment) or _set_by(environment)
     if sys.platform != "linux" or user or _JOINING in others:
         return dict(environment)
@@ -48,7 +48,7 @@ def set_up() -> str:
     """Raise the thresholds in this process.
 
     Returns:
-        The state of the allocator, in words, which end in `JOINED` where it joins pieces.
+        The state of the allocator, in words; they end in `JOINED` where it joins pieces.
     """
     if other := _preloaded(os.environ):
         return f"{other} preloaded, left as it is"
@@ -59,7 +59,7 @@ def set_up() -> str:
     if variable := _set_by(os.environ):
         return f"{version}, as set by {variable}"
     mallopt = ctypes.CDLL(None).mallopt
-    # Older versions refuse a mmap threshold above 32 MiB; no mapped blocks at all serves as well.
+    # Older versions refuse a mmap threshold above 32 MiB; to forbid mapped blocks does the same.
     kept = mallopt(_M_MMAP_THRESHOLD, _GIB) or mallopt(_M_MMAP_MAX, 0)
     if not (kept and mallopt(_M_TRIM_THRESHOLD, 2 * _GIB - 1)):
         return f"{version}, thresholds refused"
@@ -68,13 +68,13 @@ def set_up() -> str:
 
 
 def _preloaded(environment: Mapping[str, str]) -> str:
-    """File name of another allocator that is loaded beforehand; empty: none."""
+    """File name of a preloaded allocator; empty: none."""
     paths = environment.get("LD_PRELOAD", "").replace(":", " ").split()
     return next((Path(one).name for one in paths if "malloc" in Path(one).name), "")
 
 
 def _set_by(environment: Mapping[str, str]) -> str:
-    """The variable by which the user has set up glibc's allocator; empty: none."""
+    """Name of the variable by which the user has set up glibc's allocator; empty: none."""
     for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_"):
         if variable in environment:
             return variable

@@ -1,4 +1,4 @@
-"""Libraries that only some jobs need: loaded where they are used, or named with their extra."""
+"""Libraries that only some jobs need: imported where they are used, or named with their extra."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ EXTRAS = {
     "onnx": "delivery",
     "onnxscript": "delivery",
 }
-"""Extra of ours that installs a library."""
+"""By library, the extra of this package that installs it."""
 
 
 def import_library(module: str, extra: str = "") -> Any:
-    """A library, or a module of it.
+    """Import a library, or a module of it.
 
     Args:
-        module: Its full name.
-        extra: Of ours that installs it, where it is not the one in `EXTRAS`.
+        module: Full name of the module.
+        extra: Our extra that installs the library, where it is not the one in `EXTRAS`.
 
     Raises:
-        JobError: It is not installed, or cannot be imported.
+        JobError: The library is not installed, or cannot be imported.
     """
     name = module.partition(".")[0]
     try:
@@ -53,7 +53,7 @@ def import_library(module: str, extra: str = "") -> Any:
         if is_installed(name):
             raise JobError(f"{name} cannot be imported ({in_words(error)})") from error
         raise JobError(missing(name, extra)) from error
-    except Exception as error:  # such as libraries that do not go together
+    except Exception as error:  # such as versions of libraries that do not fit together
         raise JobError(
             f"{name} cannot be imported ({in_words(error)}): install a version of it that goes "
             "with the others"
@@ -64,33 +64,33 @@ def is_installed(name: str) -> bool:
     """Whether Python finds a library."""
     try:
         return find_spec(name) is not None
-    except ValueError:  # it stands among the loaded modules as one that is not there
+    except ValueError:  # `sys.modules` marks it as absent
         return False
 
 
 def missing(name: str, extra: str = "") -> str:
-    """What installs a library, in a line."""
+    """A message that a library is missing, and how to install it."""
     return not_installed(name, extra or EXTRAS[name])
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A suggestion to put behind a message, empty if nothing is near."""
+    """A suggestion to append to a message: the most similar of ``names``; empty if none is."""
     near = get_close_matches(name, list(names), n=1)
     return f"; did you mean {near[0]}" if near else ""
 
 
 def in_words(error: Exception) -> str:
-    """An exception's kind and the first line of its message, and those of what caused it."""
-    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    """Class and first line of the message of an exception, and of its causes, on one line."""
+    line = f"{type(error).__name__}: {error}".partition("\n")[0]
     cause = error.__cause__
-    return f"{said}: {in_words(cause)}" if isinstance(cause, Exception) else said
+    return f"{line}: {in_words(cause)}" if isinstance(cause, Exception) else line
 
 
 @contextmanager
 def without_waiting_for_the_hub() -> Iterator[None]:
-    """Inside, Hugging Face's libraries look into their cache alone where the Hub has no address.
+    """Inside, Hugging Face's libraries use only their cache where the Hub's name has no address.
 
-    Without a network they would try again for half a minute, and print each time.
+    Without a network they would retry for half a minute, and print a line each time.
     """
     constants = import_library("huggingface_hub.constants")
     host = urlsplit(constants.ENDPOINT).hostname or ""

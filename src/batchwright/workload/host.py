@@ -1,7 +1,7 @@
-"""What this process runs on: device, cores, threads, precision, memory, allocator.
+"""The hardware of this process: device, cores, threads, number formats, memory, allocator.
 
-Linux tells more than other systems do; where something cannot be known, the plain answer of
-Python or PyTorch stands.
+Linux shows more than other systems do; where something cannot be known, Python's or PyTorch's own
+answer is used.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from batchwright.records.registries.launchers import LAUNCHERS, STARTED_BY
 from batchwright.workload import allocator
 
 THREADS = "BATCHWRIGHT_THREADS"
-"""Environment variable: compute threads of a worker, as a sweep divides the cores."""
+"""Environment variable: compute threads of a worker; a sweep divides the cores by it."""
 
-OPENMP_THREADS = "OMP_NUM_THREADS"  # which also is what launchers tell a worker's threads by
+OPENMP_THREADS = "OMP_NUM_THREADS"  # by which launchers, too, set a worker's threads
 
-_RAY = "RAY_RAYLET_PID"  # in all processes that Ray starts, and those below them
+_RAY = "RAY_RAYLET_PID"  # set in all processes that Ray starts, and in those below them
 
 CPU_WORKERS = 2
-"""Worker processes on a machine without GPU, where the job does not say."""
+"""Worker processes on a machine without GPU, unless the job says otherwise."""
 
 _GIB = 2**30
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use: its affinity, and its control group's limit."""
+    """CPU cores that this process may use, by its affinity and its control group's limit."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for folder in control_groups("cpu"):
         words = read_text(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
@@ -51,10 +51,10 @@ def usable_cores() -> int:
 
 
 def given_threads() -> int | None:
-    """What `THREADS` says, if anything.
+    """The value of `THREADS`; `None` if it is not set.
 
     Raises:
-        BatchwrightError: It is no number of threads.
+        BatchwrightError: The value is no number of threads.
     """
     given = os.environ.get(THREADS, "").strip()
     if not given:
@@ -68,10 +68,10 @@ def given_threads() -> int | None:
 
 
 def openmp_threads() -> int:
-    """What `OPENMP_THREADS` says, the first of a list of levels; 0: nothing.
+    """The value of `OPENMP_THREADS`, of a list of levels the first; 0 if it is not set.
 
     Raises:
-        BatchwrightError: It is no number of threads.
+        BatchwrightError: The value is no number of threads.
     """
     given = os.environ.get(OPENMP_THREADS, "").strip()
     if not re.fullmatch(r"([0-9]{1,6}(\s*,\s*[0-9]{1,6})*)?", given):
@@ -83,11 +83,12 @@ def openmp_threads() -> int:
 
 
 def worker_threads(local_workers: int) -> int:
-    """Compute threads of each of ``local_workers`` on this machine: an equal share of its cores.
+    """Compute threads of each of ``local_workers`` on this machine.
 
-    Inside a sweep, the share of the cores that the sweep gives its run. ``OMP_NUM_THREADS`` above 1
-    is taken as the user's word; torchrun sets 1 by itself. Below Ray it is what a task, a trial or
-    an actor has reserved, where others have the rest.
+    They are an equal share of the cores, with three exceptions. Inside a sweep they are the threads
+    that the sweep gives its run. ``OMP_NUM_THREADS`` above 1 counts as the user's setting; torchrun
+    sets 1 by itself. Under Ray, ``OMP_NUM_THREADS`` always counts: it is the number of cores that a
+    task, a trial or an actor has reserved.
 
     Raises:
         BatchwrightError: As `given_threads` and `openmp_threads` raise.
@@ -101,13 +102,13 @@ def worker_threads(local_workers: int) -> int:
 
 
 def local_workers(workers: int) -> int:
-    """How many of ``workers`` may be on this machine: all, unless their launcher has told fewer."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return min(workers, int(told)) if told.isdigit() else workers
+    """How many of ``workers`` may be on this machine: all, unless the launcher says fewer."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(workers, int(local)) if local.isdigit() else workers
 
 
 def default_workers(device: str) -> int:
-    """Worker processes where the job does not say: all visible GPUs, or two on CPU."""
+    """Worker processes unless the job says otherwise: one per visible GPU, or two on the CPU."""
     on_gpu = device != "cpu" and torch.cuda.is_available()
     return torch.cuda.device_count() if on_gpu else CPU_WORKERS
 
@@ -139,29 +140,29 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def shared_out(name: str, local_rank: int) -> torch.device:
-    """As `resolve_device`, for a worker that another launcher has started.
+def assigned_device(name: str, local_rank: int) -> torch.device:
+    """`resolve_device` for a worker that another launcher has started.
 
-    Slurm and others show each worker its own GPU alone, or show all of them to each.
+    Slurm and other launchers show each worker either its own GPU alone, or all GPUs.
     """
     visible = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 1
     return resolve_device(name, local_rank % max(1, visible))
 
 
 def identity(device: torch.device) -> str:
-    """What no other GPU of this machine is called; empty on the CPU, which workers may share."""
+    """The GPU's unique identifier; empty on the CPU, which workers may share."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def enter(device: torch.device) -> torch.device:
-    """Make a worker's GPU the current one; first thing in every worker, before it touches a GPU.
+    """Make a worker's GPU the current one; every worker calls this before it uses a GPU.
 
-    What names no GPU goes to the current one, ``cuda:0`` unless this is called: exchanges of
-    objects, streams and events, pinned memory and the thread that pins batches. From another
-    worker each of them would open a context there, of some hundred MiB.
+    Calls that name no GPU go to the current one, by default ``cuda:0``: exchanges of objects,
+    streams and events, pinned memory and the thread that pins batches. From another worker each of
+    these would open a context on ``cuda:0``, of some hundred MiB.
 
     Returns:
-        The same device.
+        ``device``.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -169,10 +170,10 @@ def enter(device: torch.device) -> torch.device:
 
 
 def computes_in_bfloat16(device: torch.device) -> bool:
-    """Whether ``device`` multiplies bfloat16 in hardware; elsewhere it is emulated, and slow."""
+    """Whether ``device`` multiplies bfloat16 in hardware; emulation elsewhere is slow."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))  # from Ampere on
-    # The processor's flags are those of its first core, which stand at the head of the file.
+    # The first paragraph of the file is about the first core, whose flags stand for all.
     flags = read_text("/proc/cpuinfo").partition("\n\n")[0].split()
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
@@ -180,8 +181,8 @@ def computes_in_bfloat16(device: torch.device) -> bool:
 def half_of(device: torch.device) -> Precision | None:
     """The 16-bit number format that ``device`` multiplies in hardware, if any.
 
-    float16 only where there is no bfloat16, as on GPUs before Ampere that have tensor cores: it
-    takes loss scaling, and steps that are left out.
+    float16 only where there is no bfloat16, as on GPUs before Ampere with tensor cores: float16
+    needs loss scaling, which leaves some steps out.
     """
     if computes_in_bfloat16(device):
         return "bfloat16"
@@ -191,16 +192,17 @@ def half_of(device: torch.device) -> Precision | None:
 
 
 def arithmetic(device: torch.device) -> str:
-    """What float32 is on a GPU and how its convolutions are chosen, in words; empty on the CPU.
+    """Where a GPU uses TF32 and how cuDNN chooses its kernels, in words; empty on the CPU.
 
-    Both are the user's to set, and change times and rounding: TF32 keeps 10 bits of a factor's
-    mantissa, and with ``benchmark`` cuDNN tries its ways at each new shape.
+    The user may set both, and both change times and rounding: TF32 keeps 10 bits of a factor's
+    mantissa, and with ``benchmark`` cuDNN tries its kernels at each new shape.
     """
     if device.type != "cuda":
         return ""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    if hasattr(matmul, "fp32_precision"):  # from PyTorch 2.9 on; what was set so, the old refuse
-        conv = cudnn.conv  # type: ignore[attr-defined] # PyTorch annotates others alone
+    # From PyTorch 2.9 on; the older getters refuse settings made in the new way.
+    if hasattr(matmul, "fp32_precision"):
+        conv = cudnn.conv  # type: ignore[attr-defined] # not annotated by PyTorch
         in_tf32 = matmul.fp32_precision == "tf32", conv.fp32_precision == "tf32"
     else:
         in_tf32 = torch.get_float32_matmul_precision() != "highest", cudnn.allow_tf32
@@ -212,36 +214,36 @@ def arithmetic(device: torch.device) -> str:
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 NARROW = ("float16",)
-"""Number formats of a range so narrow that losses are scaled for them."""
+"""Number formats whose range is so narrow that they need loss scaling."""
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
-    """What images are in that a network takes in this number format."""
+    """Tensor format of a network's input images in a number format."""
     return _DTYPES[precision]
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """Context in which the forward pass and the loss run; without effect for float32."""
+    """Context of the forward pass and the loss; without effect for float32."""
     half = dtype_of(precision) if precision != "float32" else torch.bfloat16
     return torch.autocast(device.type, dtype=half, enabled=precision != "float32")
 
 
 _OUT_OF_MEMORY = (
     "can't allocate memory",  # the CPU's allocator
-    "CUDA out of memory",  # in words only, as a thread that pins batches passes it on
-    "HIP out of memory",  # the same on AMD's GPUs
-    " error: out of memory",  # CUDA's, HIP's, or the driver's: outside of PyTorch's allocator
+    "CUDA out of memory",  # a thread that pins batches passes the error on by its message alone
+    "HIP out of memory",  # of AMD's GPUs
+    " error: out of memory",  # CUDA, HIP or the driver, outside of PyTorch's allocator
     "Triton Error [CUDA]: out of memory",
-    "Cuda failure 'out of memory'",  # NCCL's, whose connections take some
-    "Cuda failure 2 'out of memory'",  # as before, from NCCL 2.19 on
+    "Cuda failure 'out of memory'",  # NCCL, whose connections take memory
+    "Cuda failure 2 'out of memory'",  # NCCL from 2.19 on
     "Failed to CUDA calloc",
     "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # no room for its handle
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # no room for a handle
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",  # from cuDNN 9 on
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    "CUDNN_STATUS_NOT_SUPPORTED",  # no way to convolve fits into what is free
-    "Unable to find a valid cuDNN algorithm",  # as before, in other words
+    "CUDNN_STATUS_NOT_SUPPORTED",  # no convolution kernel fits into the free memory
+    "Unable to find a valid cuDNN algorithm",  # the same in older versions
     "unable to find an engine to execute this computation",
 )
 
@@ -249,8 +251,8 @@ _OUT_OF_MEMORY = (
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory ran out; only PyTorch's GPU allocator has a class for it.
 
-    cuBLAS and cuDNN ask for memory of their own. An error of theirs that does not come from that
-    comes again with the smallest micro-batch, and ends the run with its own words.
+    cuBLAS and cuDNN allocate memory of their own. An error of theirs with another cause is raised
+    again with the smallest micro-batch, and then ends the run with its own message.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
@@ -258,10 +260,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: torch.device) -> None:
-    """After memory ran out: give back what nothing holds, so that smaller batches find room.
+    """Give unused memory of a GPU back after memory ran out, so that smaller batches find room.
 
-    A graph that is part of a circle of objects lives until Python looks for such; call this once
-    the error itself is gone, whose traceback holds what failed.
+    An autograd graph in a reference cycle lives until Python collects cycles. Call this once the
+    error itself is gone, as its traceback holds the tensors of what failed.
     """
     if device.type == "cuda":
         gc.collect()
@@ -269,7 +271,7 @@ def release_memory(device: torch.device) -> None:
 
 
 def prepare_process(threads: int) -> str:
-    """Set the number of compute threads, and up the memory allocator (`workload.allocator`).
+    """Set the number of compute threads, and set up the memory allocator (`workload.allocator`).
 
     Returns:
         The state of the allocator, in words.
@@ -281,10 +283,10 @@ def prepare_process(threads: int) -> str:
 def free_memory(device: torch.device, workers: int) -> int:
     """Bytes that one of ``workers`` on this machine may use at present, at least 1.
 
-    On a GPU, which one worker has to itself, the device's own free bytes and all that this process
-    holds already, as peaks there count weights and images, too; contexts and what others hold are
-    neither. Else the machine's available memory, or what the control group leaves of its limit,
-    divided by the workers.
+    On a GPU, which belongs to one worker, they are the free bytes of the device and all bytes that
+    this process holds already, as peaks on a GPU include weights and images. Contexts and the bytes
+    of other processes do not count. On the CPU they are the machine's available memory, or the rest
+    of the control group's limit if that is less, divided by the workers.
     """
     if device.type == "cuda":
         return max(1, torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
@@ -296,7 +298,7 @@ def collective_interface() -> str:
     """Name of the loopback network interface, which collectives on one machine use.
 
     Raises:
-        BatchwrightError: There is none.
+        BatchwrightError: There is no loopback interface.
     """
     names = [name for _, name in socket.if_nameindex()]
     for name in ("lo", "lo0"):  # Linux, macOS
@@ -320,13 +322,17 @@ def control_groups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
         root = Path("/sys/fs/cgroup") / (controller if controllers else "")
         inner = Path(path.lstrip("/"))
         for folder in (inner, *inner.parents):
-            # Inside a container the path may be the one outside; folders not there are passed over.
+            # Inside a container the path may be that of the host: folders that are missing are left
+            # out.
             if (root / folder).is_dir():
                 yield root / folder
 
 
 def _memory_left(folder: Path) -> float:
-    """Bytes left below the limit; file pages that the kernel can drop count as left."""
+    """Bytes left below a control group's limit; file pages that the kernel can drop count as left.
+
+    Infinite without a limit.
+    """
     limit = read_text(folder / "memory.max") or read_text(folder / "memory.limit_in_bytes")
     used = read_text(folder / "memory.current") or read_text(folder / "memory.usage_in_bytes")
     if not (limit.strip().isdigit() and used.strip().isdigit()):
@@ -337,7 +343,7 @@ def _memory_left(folder: Path) -> float:
 
 
 def _available_bytes() -> int:
-    """Memory of the machine that could be had without swapping; all of it where unknown."""
+    """Bytes of the machine that are available without swapping; all bytes where that is unknown."""
     for line in read_text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -345,7 +351,7 @@ def _available_bytes() -> int:
 
 
 def read_text(path: str | Path) -> str:
-    """Text of a file of the kernel, empty where there is none."""
+    """Text of a file of the kernel; empty if it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:

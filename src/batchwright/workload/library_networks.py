@@ -1,8 +1,8 @@
-"""Networks by the names that libraries have for them: timm, torchvision, Transformers.
+"""Networks of libraries, by the libraries' own names: timm, torchvision, Transformers.
 
-Each function builds one for a number of classes, with fresh weights or, with ``pretrained=True``,
-with the library's own, whose classifier is replaced. The library finds these by its own rules: in
-its cache, or else it downloads them.
+Each function builds a network for a number of classes, with fresh weights or, with
+``pretrained=True``, with the library's trained weights and a new classifier. The library finds
+trained weights by its own rules: in its cache, or else it downloads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from batchwright.workload.extras import (
     without_waiting_for_the_hub,
 )
 
-_AUXILIARY = "aux_logits"  # classifiers beside the last, which no loss of ours would train
+_AUXILIARY = "aux_logits"  # auxiliary classifiers, which no loss of ours would train
 
 
 def timm_network(
@@ -37,15 +37,15 @@ def timm_network(
     """A network of timm, by a name such as ``resnet18`` or ``hf-hub:timm/resnet18.a1_in1k``.
 
     Args:
-        name: As ``timm.list_models()`` has it, or the Hub.
+        name: A name of ``timm.list_models()``, or of the Hub.
         num_classes: Number of logits.
-        dropout: Its ``drop_rate``.
-        top_resolution: Largest training image side, in pixels; what is built for one size gets it.
-        pretrained: Start from trained weights.
-        **arguments: Of ``timm.create_model``.
+        dropout: The network's ``drop_rate``.
+        top_resolution: Largest training image side, in pixels, for networks of a fixed image size.
+        pretrained: Whether to start from trained weights.
+        **arguments: Further arguments of ``timm.create_model``.
 
     Raises:
-        JobError: There is no such network, or its weights are not to be had.
+        JobError: There is no such network, or its weights cannot be loaded.
     """
     timm = import_library("timm")
     plain = name.partition(".")[0]
@@ -80,15 +80,15 @@ def torchvision_network(
     """A classifier of torchvision, by a name such as ``resnet18``.
 
     Args:
-        name: As ``torchvision.models.list_models()`` has it.
+        name: A name of ``torchvision.models.list_models()``.
         num_classes: Number of logits.
-        dropout: Its ``dropout``, where its function has that.
-        top_resolution: Largest training image side, in pixels; what is built for one size gets it.
-        pretrained: Start from the weights that torchvision calls ``DEFAULT``.
-        **arguments: Of its function.
+        dropout: The argument ``dropout`` of the network's function, where it has one.
+        top_resolution: Largest training image side, in pixels, for networks of a fixed image size.
+        pretrained: Whether to start from the weights that torchvision calls ``DEFAULT``.
+        **arguments: Further arguments of the network's function.
 
     Raises:
-        JobError: There is no such network, it has no dropout, or its weights are not to be had.
+        JobError: There is no such network, it has no dropout, or its weights cannot be loaded.
     """
     models = import_library("torchvision.models")
     names = models.list_models(module=models)
@@ -116,7 +116,7 @@ def torchvision_network(
 
 
 def _load(network: nn.Module, stored: Mapping[str, Any], classes: int) -> None:
-    """Trained weights but for classifiers, which tell as many classes as they were trained for."""
+    """Load trained weights, except classifiers, whose first dimension is the number of classes."""
     own = network.state_dict()
     fitting = {}
     for name, value in stored.items():
@@ -148,14 +148,14 @@ def transformers_network(
         name: A kind such as ``resnet`` or ``vit``, with the library's usual sizes; or a folder
             with a ``config.json``, or a name on the Hub such as ``microsoft/resnet-18``.
         num_classes: Number of logits.
-        dropout: Refused unless it is 0: each kind has dropouts of its own, among its arguments.
-        top_resolution: Largest training image side, in pixels; what is built for one size gets it
-            where its weights are fresh.
-        pretrained: Start from the weights in the folder or on the Hub.
-        **arguments: Of its configuration, such as ``depths``.
+        dropout: Refused unless it is 0: each kind has its own dropouts, among its arguments.
+        top_resolution: Largest training image side, in pixels, for networks of a fixed image size
+            with fresh weights.
+        pretrained: Whether to start from the weights in the folder or on the Hub.
+        **arguments: Keys of the network's configuration, such as ``depths``.
 
     Raises:
-        JobError: There is no such network, or its weights are not to be had.
+        JobError: There is no such network, or its weights cannot be loaded.
     """
     library = import_library("transformers")
     if classes := arguments.keys() & {"num_labels", "id2label", "label2id"}:
@@ -179,7 +179,7 @@ def transformers_network(
             )
         make = partial(library.AutoConfig.for_model, name)
     else:
-        # Unset, a terminal would be asked.
+        # Unless it is given, the library would ask the user in the terminal.
         make = partial(library.AutoConfig.from_pretrained, name, trust_remote_code=False)
     try:
         with without_waiting_for_the_hub():
@@ -200,7 +200,7 @@ def transformers_network(
         arguments.setdefault("image_size", top_resolution)
     config = make(**sizes, **arguments) if arguments else usual
     level = library.logging.get_verbosity()
-    library.logging.set_verbosity_error()  # it warns of the classifier, which is meant to be new
+    library.logging.set_verbosity_error()  # it would warn that the classifier is new
     try:
         auto = library.AutoModelForImageClassification
         if not pretrained:

@@ -1,9 +1,10 @@
-"""How busy the machine is with others' work, while ours goes on (Linux; elsewhere nobody tells).
+"""How busy the machine is with other programs while ours runs (Linux; elsewhere unknown).
 
-The kernel counts the processor time of each core, and that of each process. What the cores did,
-less what this process, all below it and the kernel's own threads did, is others' work: their
-processes may come and go, or live in another container, where nobody here can see them. Workers,
-loader processes, their threads and the display of progress are all below the process that asks.
+The kernel counts the processor time of each core and of each process. The load by other programs is
+the time of the cores less the time of this process, of all processes below it and of the kernel's
+own threads. So it includes programs that come and go, and those in other containers, which cannot
+be seen from here. Workers, loader processes, their threads and the display of progress are all
+below the process that measures.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from batchwright.records import MachineLoad
 from batchwright.workload.host import control_groups, read_text, usable_cores
 
 MIN_SECONDS = 1.0
-"""A shorter look tells little: the kernel counts in hundredths of a second, for each process."""
+"""Least seconds between two readings: the kernel counts processes in hundredths of a second."""
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, from <linux/sched.h>
-# Of /proc/PID/stat, counted after the name. Times: user and kernel mode, its own and those of
-# children that have ended.
+# Fields of /proc/PID/stat, counted after the name. Times: user and kernel mode, the process's own
+# and those of children that have ended.
 _PARENT, _FLAGS, _TIMES = 1, 6, slice(11, 15)
-_FIELDS = 9  # of a core in /proc/stat, up to what the host took
+_FIELDS = 9  # words of a core's line in /proc/stat, up to the time stolen by the host
 _MICROSECOND, _NANOSECOND = 1e-6, 1e-9
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Counters of the kernel at one moment, in seconds since any moment.
+    """The kernel's counters at one moment, in seconds since a fixed one.
 
     Attributes:
         at: Wall clock.
-        cores: CPU cores that this process may use at once: those whose counters these are, or fewer
-            by its control group's limit.
+        cores: CPU cores that this process may use at once: the cores of these counters, or fewer by
+            the limit of its control group.
         busy: Processor time spent in programs and in the kernel for them.
         idle: Processor time in which a core had nothing to do.
         stolen: Processor time that the host of a virtual machine gave to others.
-        ours: Processor time of this process and all below it, those that have ended included.
-        kernel: Processor time of the kernel's own threads, as far as they are seen.
-        groups: Of each control group that this process is in, time in which its limit kept its
-            processes from running, and processor time of all of them.
+        ours: Processor time of this process and of all processes below it, ended ones included.
+        kernel: Processor time of the kernel's own threads, as far as they can be seen.
+        groups: For each control group of this process: the time in which the group's limit kept its
+            processes from running, and the processor time of all its processes.
     """
 
     at: float
@@ -83,9 +84,9 @@ def read_load(proc: Path = Path("/proc")) -> Reading | None:
 
 
 def _processes(proc: Path) -> tuple[int, int]:
-    """Ticks of this process and all below it, and those of the kernel's threads.
+    """Ticks of this process and all processes below it, and ticks of the kernel's threads.
 
-    What has ended counts with who waited for it, so nothing is lost between two readings.
+    The time of an ended process is added to its parent's, so none is lost between two readings.
     """
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
@@ -93,7 +94,7 @@ def _processes(proc: Path) -> tuple[int, int]:
     for folder in proc.iterdir():
         if not folder.name.isdigit():
             continue
-        # What stands behind the name, which may hold anything.
+        # The fields after the name, which may contain anything.
         fields = read_text(folder / "stat").rpartition(")")[2].split()
         if len(fields) < _TIMES.stop:  # it has ended meanwhile
             continue
@@ -110,22 +111,23 @@ def _processes(proc: Path) -> tuple[int, int]:
 
 
 def _group(folder: Path) -> tuple[float, float]:
-    """Seconds in which a control group was kept from running, and those that it ran."""
+    """Seconds in which a control group was throttled, and processor seconds of its processes."""
     words = read_text(folder / "cpu.stat").split()
-    told = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
-    if "usage_usec" in told:  # version 2
-        return _MICROSECOND * told.get("throttled_usec", 0), _MICROSECOND * told["usage_usec"]
+    counters = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+    if "usage_usec" in counters:  # version 2
+        throttled = counters.get("throttled_usec", 0)
+        return _MICROSECOND * throttled, _MICROSECOND * counters["usage_usec"]
     used = read_text(folder / "cpuacct.usage").strip()  # version 1
-    return _NANOSECOND * told.get("throttled_time", 0), _NANOSECOND * int(used or 0)
+    return _NANOSECOND * counters.get("throttled_time", 0), _NANOSECOND * int(used or 0)
 
 
 def load_between(first: Reading, last: Reading) -> MachineLoad | None:
-    """What ran between two readings; `None` where that is too short to tell."""
+    """The machine's load between two readings; `None` if they are too close to each other."""
     seconds = last.at - first.at
     if seconds < MIN_SECONDS:
         return None
-    # Without others in its group a process is throttled for its own work, in a training as in a
-    # probe; others take no more of the limit than they run.
+    # Throttling counts only as far as other processes of the group ran: without them a process is
+    # throttled for its own work, in a training as in a probe.
     kept_back = [
         min(throttled - before, (used - used_before) - (last.ours - first.ours))
         for (before, used_before), (throttled, used) in zip(first.groups, last.groups, strict=False)
@@ -145,11 +147,11 @@ def load_between(first: Reading, last: Reading) -> MachineLoad | None:
 
 
 class LoadWatch:
-    """Looks at the load, stretch by stretch and over all.
+    """Observes the machine's load, in consecutive stretches and as a whole.
 
     Args:
-        read: Gives the counters.
-        clock: Seconds, by the clock of the counters; reading them takes a file for each process.
+        read: Reads the counters, which takes a file for each process.
+        clock: Returns seconds by the clock of the counters.
     """
 
     def __init__(
@@ -161,9 +163,9 @@ class LoadWatch:
         self._first = self._last = read()
 
     def stretch(self) -> MachineLoad | None:
-        """The load since the last stretch ended, which this one then does.
+        """The load since the last stretch; ends this one, and begins the next.
 
-        `None` if that is too short to tell.
+        `None` if too little time has passed; the stretch then goes on.
         """
         if self._last is None or self._clock() < self._last.at + MIN_SECONDS:
             return None
@@ -174,6 +176,6 @@ class LoadWatch:
         return load
 
     def whole(self) -> MachineLoad | None:
-        """The load since the watch began."""
+        """The load since the watch began; `None` if that is too short."""
         now = self._read()
         return None if now is None or self._first is None else load_between(self._first, now)

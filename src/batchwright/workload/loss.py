@@ -1,4 +1,4 @@
-"""The loss of a job: cross entropy, or one of the user's own, checked for what it has to be."""
+"""The loss of a job: cross entropy, or a loss of the user's own, which is checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from batchwright.workload.host import is_out_of_memory
 from batchwright.workload.task import import_object
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
+"""Takes outputs (n, classes) and labels (n,); returns the mean loss over the n samples."""
 
 _LOSS_FORM = (
     "it takes the network's outputs (n, classes) and the labels (n,), and gives their mean loss, a "
@@ -36,12 +36,13 @@ def build_loss(job: Job, device: torch.device | None = None) -> Loss:
     """The job's loss; cross entropy is computed in float32 whatever the outputs' format.
 
     Args:
-        job: Names it.
-        device: Where outputs and labels will be: weights of classes and the like go there.
+        job: Names the loss.
+        device: Device of outputs and labels: a loss that is a module, with weights of classes for
+            example, is moved there.
 
     Raises:
-        JobError: The job's import string names nothing that can be called with outputs and labels;
-            the loss itself raises it where it fails by itself, or what comes back is no mean.
+        JobError: The job's import string names nothing that can be called with outputs and labels.
+            The returned loss raises it as well, where the user's code fails or returns no mean.
     """
     if job.loss == "cross_entropy":
         cross_entropy = nn.CrossEntropyLoss(label_smoothing=job.label_smoothing)
@@ -74,10 +75,10 @@ def build_loss(job: Job, device: torch.device | None = None) -> Loss:
         except Exception as error:
             if not _is_of_users_code(error):
                 raise
-            said = f"{_place(error)}{in_words(error).rstrip('.')}"
-            raise JobError(f"loss={job.loss}: {said}; {_LOSS_FORM}") from error
+            why = f"{_place(error)}{in_words(error).rstrip('.')}"
+            raise JobError(f"loss={job.loss}: {why}; {_LOSS_FORM}") from error
         if isinstance(found, Tensor) and found.numel() == 1:
-            # While one trains; an evaluation asks for no gradient.
+            # In training alone: an evaluation needs no gradient.
             if torch.is_grad_enabled() and outputs.requires_grad and not found.requires_grad:
                 raise _ConstantLossError(
                     f"loss={job.loss}: has no gradient, so nothing would be learned: take it from "
@@ -93,9 +94,10 @@ def build_loss(job: Job, device: torch.device | None = None) -> Loss:
 
 
 def _is_of_users_code(error: Exception) -> bool:
-    """Whether an error inside a loss is neither ours, nor one of a device, compiler or exchange.
+    """Whether an error inside a loss comes from the user's code.
 
-    Whoever trains goes on after some of these, and the others may come from an earlier kernel.
+    Errors of ours, of a device, of the compiler and of an exchange do not: training goes on after
+    some of them, and others may come from an earlier kernel.
     """
     if isinstance(error, BatchwrightError) or is_out_of_memory(error):
         return False
@@ -104,7 +106,7 @@ def _is_of_users_code(error: Exception) -> bool:
 
 
 def _place(error: Exception) -> str:
-    """File and line of the last call before PyTorch's, or nothing."""
+    """File and line of the last call before those of PyTorch; empty if there is none."""
     torch_folder = str(Path(torch.__file__).parent)
     called = [
         one
@@ -115,19 +117,24 @@ def _place(error: Exception) -> str:
 
 
 class _ConstantLossError(JobError):
-    """A loss does not depend on the outputs, as far as gradients go."""
+    """A loss has no gradient with respect to the outputs."""
 
 
 def check_loss(job: Job, loss: Loss, classes: int) -> None:
-    """Refuse a loss that adds the samples up, or that has no gradient.
+    """Refuse a loss that is a sum over the samples, or that has no gradient.
 
-    Each gradient of a sum would be many times too large. It is called with made-up outputs and
-    labels, and with the same twice over, which doubles a sum. What fails then, or differs in
-    another way, says nothing: the run shows it. Nor does a gradient of zeros, as of a loss that
-    leaves out what the network is not sure of.
+    The gradients of a sum would be many times too large. The loss is called with made-up outputs
+    and labels, and with each of them twice, which doubles a sum. A failure, or another difference,
+    shows nothing here: the run will show it. A gradient of zeros shows nothing either, as a loss
+    may leave out samples that the network is not sure of.
+
+    Args:
+        job: Names the loss.
+        loss: From `build_loss`.
+        classes: Number of classes.
 
     Raises:
-        JobError: It is a sum, or has no gradient.
+        JobError: The loss is a sum, or has no gradient.
     """
     if job.loss == "cross_entropy":
         return
@@ -137,9 +144,9 @@ def check_loss(job: Job, loss: Loss, classes: int) -> None:
     with warnings.catch_warnings(), torch.random.fork_rng([]):
         warnings.simplefilter("ignore")
         try:
-            once = float(loss(outputs.clone(), labels))  # which a loss may change in place
+            once = float(loss(outputs.clone(), labels))  # a copy: a loss may change it in place
             twice = float(loss(outputs.repeat(2, 1), labels.repeat(2)))
-            again = float(loss(outputs.clone(), labels))  # one that changes by itself tells nothing
+            again = float(loss(outputs.clone(), labels))  # differs where the loss is random
         except _ConstantLossError:
             raise
         except Exception:  # noqa: BLE001 - the user's code may fail in any way
@@ -152,10 +159,10 @@ def check_loss(job: Job, loss: Loss, classes: int) -> None:
 
 
 def _check_call(name: str, loss: Callable[..., Any]) -> None:
-    """Refuse a loss that does not take outputs and labels, as far as that can be seen."""
+    """Refuse a loss whose signature does not take outputs and labels, as far as it is known."""
     try:
         taken = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
-    except (TypeError, ValueError):  # as of functions written in C
+    except (TypeError, ValueError):  # functions written in C have no signature
         return
     try:
         taken.bind("outputs", "labels")

@@ -1,4 +1,4 @@
-"""Trained networks as files that other programs read: weights as safetensors, and what they want.
+"""Trained networks as files for other programs: weights as safetensors, and a description.
 
 model = bw.load_model("model")
 model(images)           # logits of RGB images in [0, 1], (n, 3, side, side)
@@ -31,10 +31,10 @@ class TrainedModel(nn.Module):
     """A trained network with the normalization of its input.
 
     Args:
-        network: In evaluation mode from here on.
-        classes: Names, in label order.
-        mean: Of RGB values in [0, 1]; empty: the network takes its input as it is.
-        std: Of the same.
+        network: The network; it is in evaluation mode from here on.
+        classes: Names of the classes, in label order.
+        mean: Mean of each channel, of RGB values in [0, 1]; empty: the input is not normalized.
+        std: Standard deviation of each channel.
     """
 
     mean: Tensor
@@ -54,14 +54,14 @@ class TrainedModel(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, channels, side, side); of our sources RGB in [0, 1]."""
+        """Logits (n, classes) of images (n, channels, side, side), for our data RGB in [0, 1]."""
         return logits_in(self.network((images - self.mean) / self.std))
 
     def names(self, images: Tensor) -> list[str]:
         """The most likely class of each image.
 
         Raises:
-            ArgumentError: They are whole numbers, of which it learnt nothing.
+            ArgumentError: The images are whole numbers, with which the network was not trained.
         """
         if len(self.mean.flatten()) > 1 and not images.is_floating_point():
             raise ArgumentError(
@@ -73,17 +73,17 @@ class TrainedModel(nn.Module):
 
 
 def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Write weights and what it takes to use them.
+    """Write weights, and the description by which they are used.
 
     Args:
-        folder: It exists.
+        folder: An existing folder.
         weights: A plain state_dict.
         config: ``network``, ``classes``, ``side``, ``mean``, ``std``, ``dropout`` and
             ``network_args``.
 
     Raises:
         JobError: safetensors is not installed.
-        FileError: They cannot be written, or are not tensors alone.
+        FileError: The files cannot be written, or a weight is no tensor.
     """
     save = import_library("safetensors.torch").save
     others = [name for name, value in weights.items() if not isinstance(value, Tensor)]
@@ -103,16 +103,16 @@ def load_model(
     """A trained network that `deliver` has written, ready to classify, on the CPU.
 
     Args:
-        folder: What it was delivered to.
-        network: One of your own: the import string that it was trained with, which is repeated here
-            since files do not get to run code by themselves; what it names; or such a network.
-        network_args: What one of your own, or of a library, was built with, for the same reason.
+        folder: The folder that the network was delivered to.
+        network: For a network of your own: the import string that it was trained with, the callable
+            that the string names, or the network itself. A file alone does not get to run code.
+        network_args: For a network of your own, or of a library, the arguments that it was built
+            with, for the same reason.
 
     Raises:
-        JobError: safetensors is not installed.
+        JobError: safetensors is not installed, or the network cannot be built.
         FileError: The folder holds no such model, or a damaged one.
-        JobError: The network cannot be built.
-        PlanError: The network is one of your own and was not named, or not with its arguments.
+        PlanError: ``network`` or ``network_args`` are missing for a network that needs them.
     """
     load = import_library("safetensors.torch").load
     place = Path(folder)
@@ -169,24 +169,25 @@ def _made(
 
 
 def write_onnx(model: TrainedModel, side: int, channels: int, path: Path) -> None:
-    """The network with its normalization as ONNX, for batches of any size.
+    """Write a network with its normalization as ONNX, for batches of any size.
 
     Args:
-        model: As `load_model` gives it.
-        side: Of its images, in pixels.
-        channels: Of these.
+        model: A network from `load_model`.
+        side: Side of its images, in pixels.
+        channels: Channels of its images.
         path: The file.
 
     Raises:
-        JobError: What it takes is not installed.
-        PlanError: The network cannot be written so.
+        JobError: A package for ONNX is not installed.
+        FileError: The file cannot be written.
+        PlanError: The network cannot be written as ONNX.
     """
     for module in ("onnx", "onnxscript"):
         import_library(module)
     example = torch.rand(2, channels, side, side)
     log = logging.getLogger("torch.onnx")
     level = log.level
-    log.setLevel(logging.ERROR)  # it warns of packages that this network does without
+    log.setLevel(logging.ERROR)  # it warns of packages that the network does not need
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -203,7 +204,7 @@ def write_onnx(model: TrainedModel, side: int, channels: int, path: Path) -> Non
             )
     except OSError as error:
         raise refusal(path, error) from None
-    except Exception as error:  # noqa: BLE001 - a network may do what ONNX has no word for
+    except Exception as error:  # noqa: BLE001 - a network may use operations that ONNX lacks
         cause = str(error).strip().partition("\n")[0]
         raise PlanError(f"this network cannot be written as ONNX ({cause}): leave it out") from None
     finally:

@@ -1,4 +1,4 @@
-"""Muon: momentum made orthogonal for the matrices and kernels of a network, SGD for the rest.
+"""Muon: orthogonalized momentum for the matrices and kernels of a network, SGD for the rest.
 
 A loop of your own:
 
@@ -6,9 +6,9 @@ A loop of your own:
     with bw.Session(model, optimizer, dataset, plan="plan.json") as session:
         ...
 
-`torch.optim.Muon` does the same for matrices, in bfloat16, which processors without that format
+`torch.optim.Muon` does this for matrices alone, in bfloat16, which processors without that format
 emulate: 55 ms a step of `resnet8` on one busy core, where float32 takes 14. So the few lines of
-arithmetic are our own, and tests hold them against torch's bit by bit. The equations are in
+arithmetic are our own, and tests compare them with torch's bit by bit. The equations are in
 docs/methods.md.
 """
 
@@ -31,34 +31,34 @@ from batchwright.workload.host import computes_in_bfloat16
 from batchwright.workload.optimizers import without_compiler
 
 SGD_SHARE = 1.0
-"""Rate of what stays with SGD over the rate of the matrices, where none is given."""
+"""Rate of SGD's parameters over the rate of the matrices, where no rate is given."""
 
 ROUNDS = 5
 """Newton-Schulz steps."""
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of x, x^3 and x^5 in each of them: chosen by Jordan for the steepest rise from zero."""
+"""Factors of x, x^3 and x^5 in each step: chosen by Jordan for the steepest rise from zero."""
 
 MOST_AT_ONCE = 2**24
-"""Numbers, padding counted, in a stack of matrices: what its update takes meanwhile is at most 12
-bytes of each in bfloat16, 192 MiB, and 20 in float32. Products as large keep any GPU busy."""
+"""Most numbers, with padding, in a stack of matrices. The temporary memory of its update is at most
+12 bytes for each number in bfloat16, 192 MiB, and 20 in float32. Such products keep a GPU busy."""
 
 MOST_PADDED = 1.5
-"""The same over the numbers of the matrices themselves. A GPU multiplies zeros like other numbers,
-so this is the most that it computes besides, where it is so slow that this counts. Four of the 6
-stacks of `resnet18` have 14 to 34 %; each of its three shortcuts by itself would be some twenty
+"""Most numbers in a stack, with padding, over the numbers without. A GPU multiplies zeros as well,
+so this bounds the additional work where it counts, on a slow GPU. Four of the 6 stacks of
+`resnet18` have 14 to 34 % of padding; each of its three shortcuts by itself would be some twenty
 launches more, which take a host longer than those zeros take a GPU."""
 
-_SMALLEST = 1e-7  # norm by which a smaller gradient is divided
+_SMALLEST = 1e-7  # least norm that a gradient is divided by
 _NO_MATRICES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
-"""Modules whose weights are rows to be looked up, or factors, whatever their shape."""
+"""Modules whose weights are looked-up rows, or factors, whatever their shape."""
 
 
 class Muon(torch.optim.Optimizer):
     r"""Two optimizers as one: Muon for some parameter groups, SGD for the others.
 
-    A kernel counts as a matrix :math:`W` with a row for each output channel, whose columns stand
-    in the order in which they lie in memory. With gradient :math:`G` and momentum :math:`M`,
+    A kernel counts as a matrix :math:`W` with a row for each output channel and columns in the
+    order of its memory. With gradient :math:`G` and momentum :math:`M`,
 
     .. math:: M \leftarrow \mu M + (1 - \mu) G, \quad
         W \leftarrow (1 - \eta \lambda) W
@@ -66,23 +66,22 @@ class Muon(torch.optim.Optimizer):
 
     where :math:`O` is `orthogonal`. The order of the columns changes nothing but the rounding.
 
-    The matrices are views that share the kernels' storage. They are made anew at each step, which
-    takes some microseconds, so a network that was moved to another device or memory format since
-    is stepped as it is now. To all else this is an ordinary optimizer of the kernels themselves:
-    theirs are the gradients, the state (``momentum_buffer``, in the kernel's shape) and the
-    `state_dict`.
+    The matrices are views that share the kernels' storage. Each step makes them anew, which takes
+    some microseconds, so a network may be moved to another device or memory format between steps.
+    To all other code this is an ordinary optimizer of the kernels themselves: gradients, state
+    (``momentum_buffer``, in the kernel's shape) and `state_dict` belong to the kernels.
 
     Some twenty operations on a small matrix take longer to launch on a GPU than to compute. So
-    matrices of one short side are stepped together there (`stacks`); the CPU takes them one by one,
-    in less memory.
+    matrices whose short sides are equal are stepped together there (`stacks`); the CPU takes them
+    one by one, in less memory.
 
     Attributes:
-        together: Whether they are; ``None``: on all devices but the CPU.
+        together: Whether matrices are stepped together; ``None``: on all devices but the CPU.
 
     Args:
-        groups: Parameter groups, each with its ``lr``. One with ``orthogonal=True`` is stepped by
-            Muon; any other, also one that is added later, by `torch.optim.SGD`, whose options
-            both understand.
+        groups: Parameter groups, each with its ``lr``. Groups with ``orthogonal=True`` are stepped
+            by Muon; all others, also those added later, by `torch.optim.SGD`. Both take the options
+            of SGD.
 
     References:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon.
@@ -95,12 +94,12 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {**self._sgd.defaults, "orthogonal": False})
 
     def _make_sgd(self) -> None:
-        """Torch's own, which is handed groups and state at each step."""
+        """Make torch's SGD, which gets groups and state at each step."""
         self._sgd = without_compiler(torch.optim.SGD)([torch.empty(0)])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._make_sgd()  # a copy has none yet
+        self._make_sgd()  # a copy has no SGD yet
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -129,7 +128,7 @@ class Muon(torch.optim.Optimizer):
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         for kernels in self._stacks(one for one in group["params"] if one.grad is not None):
-            self._step_stack(kernels, group)  # and let go of what it made before the next
+            self._step_stack(kernels, group)  # a call of its own, so that its tensors are freed
 
     def _step_stack(self, kernels: list[nn.Parameter], group: dict[str, Any]) -> None:
         rate, keep = group["lr"], group["momentum"]
@@ -143,7 +142,7 @@ class Muon(torch.optim.Optimizer):
             matrix.add_(update, alpha=-rate * sqrt(max(1, rows / columns)))
 
     def _stacks(self, kernels: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-        """Kernels in the sets that are stepped together: on the CPU each by itself."""
+        """The sets of kernels that are stepped together; on the CPU each kernel by itself."""
         alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for kernel in kernels:
             if self.together or (self.together is None and kernel.device.type != "cpu"):
@@ -161,16 +160,19 @@ class Muon(torch.optim.Optimizer):
         if kept is None:
             kept = torch.zeros_like(kernel, memory_format=torch.preserve_format)
         elif kept.stride() != kernel.stride() and _order(kept) != order:
-            kept = torch.empty_like(kernel).copy_(kept)  # it is to lie in memory as the kernel does
+            kept = torch.empty_like(kernel).copy_(kept)  # now it has the kernel's memory layout
         state["momentum_buffer"] = kept
         weights = matrix_of(kernel.detach(), order)
-        # Of the same layout as a rule; else this copies.
+        # A view where the gradient has the kernel's layout, as it usually does; else a copy.
         gradient = cast("Tensor", kernel.grad).permute(0, *order).reshape(weights.shape)
         return weights, matrix_of(kept, order), gradient
 
 
 def stacks(kernels: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Kernels of one short side in the sets that are made orthogonal at once, the longest first."""
+    """Split kernels with equal short sides into sets that are orthogonalized together.
+
+    Longer kernels come first. Each set keeps to `MOST_AT_ONCE` and `MOST_PADDED`.
+    """
     stack: list[nn.Parameter] = []
     numbers = 0
     for kernel in sorted(kernels, key=Tensor.numel, reverse=True):
@@ -187,19 +189,19 @@ def stacks(kernels: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 def orthogonal(matrix: Tensor) -> Tensor:
     r"""Nearly the nearest matrix to ``matrix`` whose singular values are all 1.
 
-    Of :math:`U \Sigma V^T` about :math:`U V^T`: five times, from :math:`X = A / |A|`,
+    For :math:`A = U \Sigma V^T` it is about :math:`U V^T`. Five steps, from :math:`X = A / |A|`,
 
     .. math:: X \leftarrow a X + b \, X X^T X + c \, (X X^T)^2 X
 
     bring every singular value above 0.002 of the norm to between 0.68 and 1.21; smaller ones grow
-    485 times at most. A factor of ``matrix`` cancels, and zeros stay zeros.
+    485 times at most. A factor of ``matrix`` cancels out, and zeros stay zeros.
 
     Args:
         matrix: Shape (rows, columns), unchanged.
 
     Returns:
-        Same shape; in bfloat16 on GPUs that compute in it, where it is fast and exact enough, else
-        in ``matrix``'s format, or float32 if that is narrower.
+        Shape (rows, columns). In bfloat16 on GPUs that compute in it, where that is fast and exact
+        enough; else in the format of ``matrix``, or in float32 if that format is narrower.
 
     References:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon.
@@ -210,10 +212,10 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def orthogonal_together(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """`orthogonal` of matrices with the same short side, on one device, in one format.
+    """`orthogonal` of matrices with equal short sides, on one device, in one format.
 
-    A GPU takes as many operations for all of them as for one. The shorter ones have zeros at their
-    ends meanwhile, which add nothing to :math:`X X^T` and stay zeros.
+    On a GPU it takes as many operations as for one matrix. Shorter matrices are padded with zeros
+    meanwhile, which add nothing to :math:`X X^T` and stay zeros.
 
     Args:
         matrices: Each (rows, columns), wide or tall, unchanged.
@@ -231,14 +233,14 @@ def _is_tall(matrix: Tensor) -> bool:
 
 
 def _of_norm_1(matrix: Tensor) -> Tensor:
-    """In the format in which it is made orthogonal."""
+    """``matrix`` over its norm, in the format of the orthogonalization."""
     matrix = matrix.to(_format_for(matrix))
     norm: Tensor = matrix.norm()
     return matrix / norm.clamp(min=_SMALLEST)
 
 
 def _stack_of_norm_1(matrices: Sequence[Tensor]) -> Tensor:
-    """The same of wide matrices, as (matrices, rows, most columns), with zeros behind each."""
+    """Wide matrices over their norms, padded with zeros: (matrices, rows, most columns)."""
     first, most = matrices[0], max(one.size(1) for one in matrices)
     shape = len(matrices), first.size(0), most
     stack = torch.zeros(shape, dtype=_format_for(first), device=first.device)
@@ -251,7 +253,13 @@ def _stack_of_norm_1(matrices: Sequence[Tensor]) -> Tensor:
 def _in_rounds(
     wide: Tensor, product: Callable[..., Tensor], added: Callable[..., Tensor]
 ) -> Tensor:
-    """Newton-Schulz steps of one matrix of norm 1, or with batched products of a stack of them."""
+    """Newton-Schulz steps for a matrix of norm 1, or, with batched products, for a stack of them.
+
+    Args:
+        wide: (rows, columns) or (matrices, rows, columns), with rows <= columns.
+        product: `torch.mm` or `torch.bmm`.
+        added: `torch.addmm` or `torch.baddbmm`.
+    """
     first, third, fifth = COEFFICIENTS
     for _ in range(ROUNDS):
         gram = product(wide, wide.mT)
@@ -261,24 +269,24 @@ def _in_rounds(
 
 
 def _format_for(matrix: Tensor) -> torch.dtype:
-    """What a matrix is made orthogonal in."""
+    """The number format in which a matrix is orthogonalized."""
     if matrix.device.type == "cuda" and _fast_bfloat16(matrix.device):
         return torch.bfloat16
     return torch.promote_types(matrix.dtype, torch.float32)
 
 
-_fast_bfloat16 = cache(computes_in_bfloat16)  # it is asked for each matrix at each step
+_fast_bfloat16 = cache(computes_in_bfloat16)  # called for each matrix at each step
 
 
 def matrix_of(kernel: Tensor, order: Sequence[int] | None = None) -> Tensor:
-    """A kernel as a matrix that shares its storage: (out, ...) as (out, columns).
+    """A kernel (out, ...) as a matrix (out, columns) that shares its storage.
 
-    The columns stand in the order in which they lie in memory: ``flatten(1)`` of a contiguous
-    kernel, ``permute(0, 2, 3, 1).flatten(1)`` of a channels-last one.
+    The columns are in the order of the kernel's memory: ``flatten(1)`` of a contiguous kernel,
+    ``permute(0, 2, 3, 1).flatten(1)`` of a channels-last one.
 
     Args:
         kernel: Shape (out, ...).
-        order: All dimensions but the first in the order of its memory, if that is known.
+        order: All dimensions but the first, in the order of its memory, if known.
 
     Raises:
         ValueError: No such view is possible.
@@ -293,9 +301,10 @@ def matrix_of(kernel: Tensor, order: Sequence[int] | None = None) -> Tensor:
 
 
 def _order(kernel: Tensor) -> list[int]:
-    """All dimensions but the first, outermost in memory first; those of size 1 last.
+    """All dimensions but the first, outermost in memory first, dimensions of size 1 last.
 
-    Strides of these say nothing: what a network was moved to and its gradients differ in them.
+    The strides of dimensions of size 1 say nothing: those of a moved network and of its gradients
+    differ.
     """
     sizes, strides = kernel.size(), kernel.stride()
     return sorted(range(1, kernel.ndim), key=lambda one: (sizes[one] == 1, -strides[one]))
@@ -304,9 +313,9 @@ def _order(kernel: Tensor) -> list[int]:
 def matrices_of(network: nn.Module) -> list[nn.Parameter]:
     """The trained parameters of a network that Muon steps, in the network's order.
 
-    Matrices and kernels of at least two rows and two columns, but those of embeddings, of
-    normalizations, and of convolutions in groups (depthwise ones are), which act on each group's
-    channels alone and so are many small matrices.
+    They are the matrices and kernels of at least two rows and two columns. Embeddings and
+    normalizations are left out, and so are grouped convolutions, such as depthwise ones: they act
+    on the channels of each group alone, and so are many small matrices.
     """
     left = {
         id(parameter)
@@ -337,19 +346,19 @@ def muon(
     Build it after the model is on its device and after layers are frozen.
 
     Args:
-        model: Its weights that take gradients now are stepped; see `matrices_of`.
+        model: The model; its weights that require gradients now are stepped, see `matrices_of`.
         lr: Rate of the matrices, per step: the largest change of any singular value.
-        momentum: Of both, Nesterov's; 0: none.
-        weight_decay: Of matrices and kernels, per step and unit of rate; for SGD's part the usual
-            L2 term. Vectors and scalars (normalizations and biases) do not decay.
-        sgd_lr: Rate of the rest, per step; unset: `SGD_SHARE` of ``lr``.
+        momentum: Nesterov momentum of Muon and SGD; 0: none.
+        weight_decay: Decay of matrices and kernels, per step and unit of rate; for SGD's part the
+            usual L2 term. Vectors and scalars (normalizations and biases) do not decay.
+        sgd_lr: Rate of SGD's parameters, per step; unset: `SGD_SHARE` of ``lr``.
 
     Returns:
         An optimizer of up to three parameter groups: the matrices, SGD's matrices, SGD's vectors.
 
     Raises:
-        ArgumentError: The model is none.
-        JobError: Nothing in the model is such a matrix.
+        ArgumentError: ``model`` is no module.
+        JobError: The model has no matrix or kernel that Muon could step.
         ValueError: A kernel's memory is laid out so that it is no matrix.
     """
     if not isinstance(model, nn.Module):
@@ -378,5 +387,5 @@ def muon(
 
 
 def for_job(network: nn.Module, job: Job, rate: float) -> Muon:
-    """Muon as a job asks for it; its groups are those of `muon`."""
+    """Muon with a job's momentum and weight decay; its groups are those of `muon`."""
     return muon(network, rate, momentum=job.momentum, weight_decay=job.weight_decay)

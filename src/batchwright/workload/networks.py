@@ -1,11 +1,10 @@
 """Small reference networks for image classification.
 
-All take float images of shape (n, channels, height, width) and return logits of shape (n,
-num_classes).
-They end in global average pooling, dropout and one linear layer called ``classifier``, so that
-any resolution from their least side (`registries.networks`) up goes through the same weights.
-Weights start as in He et al. 2015 (arXiv 1502.01852), the last normalization of each residual block
-at zero (Goyal et al. 2017, arXiv 1706.02677). Numbers of weights are for 10 classes.
+All take float images (n, channels, height, width) and return logits (n, num_classes). They end in
+global average pooling, dropout and one linear layer called ``classifier``, so that the same weights
+serve any resolution from their least side (`registries.networks`) up. Weights start as in He et al.
+2015 (arXiv 1502.01852), the last normalization of each residual block at zero (Goyal et al. 2017,
+arXiv 1706.02677). Numbers of weights are for 10 classes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def resnet8(
         num_classes: Number of logits.
         dropout: Share of features dropped before the classifier.
         top_resolution: Largest training image side, in pixels; changes nothing here.
-        channels: Of an image.
+        channels: Channels of an image.
 
     References:
         He et al. 2016, arXiv 1512.03385, section 4.2, with projections as shortcuts.
@@ -55,7 +54,7 @@ def resnet18(
         num_classes: Number of logits.
         dropout: Share of features dropped before the classifier.
         top_resolution: Largest training image side, in pixels.
-        channels: Of an image.
+        channels: Channels of an image.
 
     References:
         He et al. 2016, arXiv 1512.03385, table 1.
@@ -81,7 +80,7 @@ def vgg8(
         num_classes: Number of logits.
         dropout: Share of features dropped before the classifier.
         top_resolution: Largest training image side, in pixels; changes nothing here.
-        channels: Of an image.
+        channels: Channels of an image.
 
     References:
         Simonyan and Zisserman 2015, arXiv 1409.1556, with global average pooling.
@@ -108,7 +107,7 @@ def mobilenet_small(
         num_classes: Number of logits.
         dropout: Share of features dropped before the classifier.
         top_resolution: Largest training image side, in pixels; changes nothing here.
-        channels: Of an image.
+        channels: Channels of an image.
 
     References:
         Howard et al. 2017, arXiv 1704.04861, without its first and its last halvings.
@@ -177,7 +176,7 @@ class ResidualBlock(nn.Module):
 
 
 def _residual_stages(widths: Sequence[int], blocks: int) -> nn.Sequential:
-    """One stage for each of ``widths``; all but the first halve height and width."""
+    """One stage for each of ``widths``; each stage but the first halves height and width."""
     stages = nn.Sequential()
     width_in = widths[0]
     for width in widths:

@@ -1,4 +1,4 @@
-"""SGD and AdamW as jobs have them: torch's own, without the compiler that they would load."""
+"""SGD and AdamW for jobs: torch's own, without the compiler that they would load."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from batchwright.records import Job
 
 
 def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """A subclass of one of torch's optimizers that does the same without loading the compiler.
+    """A subclass of one of torch's optimizers that works without loading the compiler.
 
-    torch wraps these methods to keep `torch.compile` out of them, and the wrappers import all of
+    torch wraps some methods to keep `torch.compile` out of them, and the wrappers import all of
     `torch._dynamo` at the first call: some 2 s of CPU time in every worker at every start, and
-    again after every kill. Here they are unwrapped; nothing of torch is changed, and whoever
-    compiles a network, loads the compiler then. Where a release of torch wraps them otherwise, it
-    is loaded as usual.
+    again after every kill. The subclass has the unwrapped methods; torch itself is not changed, and
+    compiling a network loads the compiler as usual. So do optimizers of a torch release that wraps
+    its methods in another way.
 
     Args:
-        kind: Its instances never differentiate through their steps.
+        kind: A class of optimizers that never differentiate through their steps.
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    step = torch.no_grad()(inspect.unwrap(kind.step))  # what its wrapper does besides
+    step = torch.no_grad()(inspect.unwrap(kind.step))  # the wrapper of `step` does this, too
     return type(kind.__name__, (kind,), {**methods, "step": step})
 
 
 def sgd(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
-    """SGD with Nesterov's or plain momentum, its first group decaying.
+    """SGD with Nesterov's or plain momentum, with weight decay in its first group.
 
     It is fused: one pass over the weights of `resnet8` takes 0.1 ms on two cores, a loop over its
-    tensors 0.2 ms (AdamW 0.2 and 0.5 ms).
+    tensors 0.2 ms (AdamW: 0.2 and 0.5 ms).
     """
     return without_compiler(torch.optim.SGD)(
         decaying_and_other(network, job),
@@ -50,7 +50,7 @@ def sgd(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
 
 
 def adamw(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
-    """AdamW, fused, its first group decaying."""
+    """AdamW, fused, with weight decay in its first group."""
     return without_compiler(torch.optim.AdamW)(
         decaying_and_other(network, job), lr=rate, fused=True
     )
@@ -64,10 +64,10 @@ _HOOKS = "pre", "post"
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
-def leaves_out_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `unless` works: a step is torch's own, fused, and nothing hangs on it.
+def can_skip_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `skip_step_if` works: the step is torch's own and fused, and has no hooks.
 
-    One that is wrapped or derived, or has hooks, may do something in a step that is left out.
+    An optimizer that is wrapped or derived, or has hooks, may do more in a step than torch's own.
     """
     steps = {type(optimizer).step, getattr(optimizer.step, "__func__", optimizer.step)}
     return (
@@ -80,22 +80,22 @@ def leaves_out_steps(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _of_others(step: Callable[..., Any]) -> bool:
-    """Whether a step is no code of torch's, and so may do more than what it wraps."""
+    """Whether a step is not torch's code, and so may do more than the step that it wraps."""
     code = getattr(step, "__code__", None)
     return code is None or not code.co_filename.startswith(_TORCH)
 
 
 def _empty(owner: Any, name: str) -> bool:
-    """Whether there are no hooks, for sure: who never called `Optimizer.__init__` has no list."""
+    """Whether a list of hooks exists and is empty; without `Optimizer.__init__` there is none."""
     hooks = getattr(owner, name, None)
     return hooks is not None and not hooks
 
 
 @contextmanager
-def unless(optimizer: torch.optim.Optimizer, flag: Tensor) -> Iterator[None]:
-    """Inside, a step changes nothing where the device finds 1 in ``flag``, a float32 scalar, not 0.
+def skip_step_if(optimizer: torch.optim.Optimizer, flag: Tensor) -> Iterator[None]:
+    """Inside, a step changes nothing if ``flag``, a float32 scalar on the device, is 1, not 0.
 
-    It is how `torch.amp.GradScaler` has a fused optimizer leave out steps that overflow.
+    `torch.amp.GradScaler` has fused optimizers leave out steps in the same way.
     """
     optimizer.found_inf = flag  # type: ignore[attr-defined]
     try:
@@ -105,7 +105,7 @@ def unless(optimizer: torch.optim.Optimizer, flag: Tensor) -> Iterator[None]:
 
 
 def decaying_and_other(network: nn.Module, job: Job) -> list[dict[str, Any]]:
-    """Two parameter groups: what decays, and vectors and scalars (norms, biases), which do not."""
+    """Two parameter groups: matrices and kernels with weight decay, vectors and scalars without."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": job.weight_decay},

@@ -28,7 +28,7 @@ from batchwright.records.text.formatting import counted
 from batchwright.workload.extras import EXTRAS, in_words, is_installed, missing, nearest
 from batchwright.workload.host import is_out_of_memory
 
-CHANNELS = 3  # of images of all sources but data of one's own
+CHANNELS = 3  # of images; only data sets of the user's own may have other numbers
 _SHOWN = 3  # names in a message
 
 
@@ -37,10 +37,11 @@ def import_object(text: str, what: str) -> Any:
 
     Args:
         text: ``package.module:name``; the name may have dots.
-        what: The job key it came from, for the message.
+        what: The job key that it comes from, for the message.
 
     Raises:
-        JobError: The string has another form, or the module or the name cannot be had.
+        JobError: The string has another form, the module cannot be imported, or it has no such
+            name.
     """
     module_name, colon, path = text.partition(":")
     if not (colon and module_name and path):
@@ -75,18 +76,18 @@ def build_network(
     """A network with fresh weights, in channels-last memory format, on the CPU.
 
     Args:
-        name: A name in `NETWORKS`, a library's own behind its colon, or an import string of a
+        name: A name in `NETWORKS`, such as ``resnet8`` or ``timm:NAME``, or the import string of a
             callable that takes ``num_classes=``.
         classes: Number of classes.
         side: Largest training image side, in pixels.
-        dropout: Share of features dropped; an imported callable gets it if it has a parameter of
-            that name.
-        seed: The same seed gives the same weights. The caller's random state is left as it was.
-        arguments: What it is built with besides, by name.
+        dropout: Share of features dropped; an imported callable gets it if it has a parameter
+            called ``dropout``.
+        seed: Equal seeds give equal weights. The caller's random state is not changed.
+        arguments: Further arguments of the network, by name.
 
     Returns:
-        Where it is not one of ours, and gives a record, a dict or a tuple, it is made to give the
-        logits alone: see `logits_in`.
+        The network. If it is not one of ours and returns a record, a dict or a tuple, it returns
+        the logits alone from here on, see `logits_in`.
 
     Raises:
         JobError: There is no such network, it cannot be built, or ``side`` is too small for it.
@@ -124,7 +125,7 @@ def build_network(
     asked = (arguments or {}).get("pretrained", False)
     if spec is not None and not isinstance(asked, bool):  # "no" would be taken for yes
         raise JobError(f"network={name}: network_args.pretrained is true or false, not {asked!r}")
-    # Of every GPU PyTorch would by default keep the numbers, and open a context there for it.
+    # By default PyTorch would save the random state of every GPU, and open a context on each.
     used = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(used):
         torch.manual_seed(seed)
@@ -147,13 +148,14 @@ def build_network(
 
 
 def logits_in(outputs: Any) -> Tensor:
-    """The logits (n, classes) in what a network gives.
+    """The logits (n, classes) in the outputs of a network.
 
-    A tensor is taken for them; of a record or a dict, what it calls ``logits``, or else its only
-    tensor; of a tuple, its first. What the network gives besides, as for auxiliary losses, is left.
+    They are the outputs themselves if these are a tensor; the entry ``logits`` of a record or a
+    dict, or the only tensor of a dict; and the first entry of a tuple. Further outputs, as for
+    auxiliary losses, are left out.
 
     Raises:
-        JobError: There are none.
+        JobError: The outputs have no logits.
     """
     found = outputs
     if isinstance(found, Mapping):
@@ -172,7 +174,7 @@ def logits_in(outputs: Any) -> Tensor:
 
 
 def _logits_only(_network: nn.Module, _inputs: Any, outputs: Any) -> Tensor | None:
-    """A hook behind a network's forward pass; it leaves a tensor as it is."""
+    """A forward hook of a network; it does not change outputs that are a tensor."""
     return None if isinstance(outputs, Tensor) else logits_in(outputs)
 
 
@@ -182,10 +184,10 @@ def network_facts(
     """What a plan needs to know of a network.
 
     Args:
-        name: As in the job.
-        network: On any device; frozen parameters are not counted among the exchanged bytes.
+        name: Name of the network in the job.
+        network: The network, on any device; its frozen parameters are not exchanged.
         side: Largest training image side, in pixels.
-        channels: Of an image.
+        channels: Channels of an image.
 
     Raises:
         JobError: The network does not take such images.
@@ -210,7 +212,7 @@ def network_facts(
 
 
 def has_batch_norm(network: nn.Module) -> bool:
-    """Whether any layer is batch normalization, which takes two samples at least."""
+    """Whether any layer is batch normalization, which needs at least two samples."""
     return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
@@ -220,13 +222,13 @@ def check_sides(
     """Refuse image sides that ``network`` cannot take.
 
     Args:
-        name: As in the job.
-        network: On any device.
-        sides: In pixels, rising.
-        channels: Of an image.
+        name: Name of the network in the job.
+        network: The network, on any device.
+        sides: Image sides, in pixels, rising.
+        channels: Channels of an image.
 
     Raises:
-        JobError: One is too small, or the network takes the highest only.
+        JobError: A side is too small, or the network takes the highest side only.
     """
     facts = network_facts(name, network, sides[-1], channels)
     failures = {side: _failure(network, side, channels) for side in sides[:-1]}
@@ -239,7 +241,7 @@ def check_sides(
             f"give resolutions={facts.least_side} or more"
         )
     why = failures[failed[-1]]
-    if facts.least_side < failed[-1]:  # no matter of size alone
+    if facts.least_side < failed[-1]:  # smaller sides work, so its size is not the reason
         raise JobError(
             f"network={name}: cannot take images of {failed[-1]} pixels ({why}), though it takes "
             f"{facts.least_side} and its own {sides[-1]}: its grid of positions or features seems "
@@ -258,7 +260,7 @@ def check_sides(
 
 
 def _known_side(name: str) -> int | None:
-    """The least image side that a member says it has, in pixels."""
+    """The least image side of a network, in pixels, if the registry states it."""
     spec = network_spec(name)
     return None if spec is None else spec.least_side
 
@@ -281,7 +283,7 @@ def _failure(network: nn.Module, side: int, channels: int) -> str | None:
     """Why ``network`` cannot take an image of ``side`` pixels; `None` if it can.
 
     Raises:
-        JobError: It is too large for the memory, which says nothing of the network.
+        JobError: The image does not fit the memory, which says nothing about the network.
     """
     try:
         outputs_of(network, side, channels)
@@ -296,7 +298,7 @@ def _failure(network: nn.Module, side: int, channels: int) -> str | None:
 
 
 def outputs_of(network: nn.Module, side: int, channels: int, images: int = 1) -> Any:
-    """What ``network`` puts out for so many black images of ``side`` pixels."""
+    """Outputs of ``network``, in evaluation mode, for black images of ``side`` pixels."""
     was_training = network.training
     network.eval()
     try:
@@ -308,18 +310,18 @@ def outputs_of(network: nn.Module, side: int, channels: int, images: int = 1) ->
 
 
 def check_outputs(job: Job, network: nn.Module, side: int, data: DataFacts) -> None:
-    """Refuse a network that has no output for some class, where cross entropy asks for one.
+    """Refuse a network with fewer outputs than classes, where the loss is cross entropy.
 
     Args:
-        job: As it is trained.
-        network: On any device; it takes images of ``side`` pixels.
-        side: In pixels.
-        data: The data set.
+        job: The job.
+        network: The network, on any device; it takes images of ``side`` pixels.
+        side: Image side, in pixels.
+        data: Facts of the data.
 
     Raises:
-        JobError: It has fewer outputs than the data have classes.
+        JobError: The network has fewer outputs than the data have classes.
     """
-    if job.loss != "cross_entropy":  # another one may want anything
+    if job.loss != "cross_entropy":  # a loss of the user's own may take any outputs
         return
     outputs, classes = outputs_of(network, side, data.channels), len(data.classes)
     if isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] < classes:
@@ -334,18 +336,18 @@ def check_outputs(job: Job, network: nn.Module, side: int, data: DataFacts) -> N
 
 
 def load_weights(network: nn.Module, path: str | Path) -> list[str]:
-    """Start ``network`` from a file.
+    """Load starting weights into ``network`` from a file.
 
-    The file is a checkpoint of ours (weights under ``model``) or a plain state_dict; it is loaded
-    without running code. The prefix ``module.``, which a data-parallel wrapper leaves, is dropped.
-    A classifier for another number of classes is left as it is.
+    The file is a checkpoint of ours (weights under ``model``) or a plain state_dict; loading runs
+    no code. The prefix ``module.``, which a data-parallel wrapper leaves, is dropped. A classifier
+    for another number of classes is not loaded.
 
     Args:
-        network: Changed in place.
-        path: File written by ``torch.save``.
+        network: The network, changed in place.
+        path: A file written by ``torch.save``.
 
     Returns:
-        Names of the network's tensors that were not loaded, for the caller to print.
+        Names of the network's tensors that were not loaded.
 
     Raises:
         FileError: The file cannot be read, or holds weights of another network.
@@ -375,11 +377,11 @@ def load_weights(network: nn.Module, path: str | Path) -> list[str]:
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
-    """Leave the parameters whose names match any of ``patterns`` as they are while training.
+    """Freeze the parameters whose names match any of ``patterns``.
 
     Args:
-        network: Its matching parameters get no gradients from here on.
-        patterns: As in a shell, such as ``stages.0.*``.
+        network: The network; its matching parameters require no gradients from here on.
+        patterns: Patterns as in a shell, such as ``stages.0.*``.
 
     Raises:
         JobError: A pattern matches nothing, or nothing is left to train.
@@ -401,7 +403,7 @@ def set_training(network: nn.Module) -> None:
     """Put ``network`` into training mode; call this in place of ``network.train()``.
 
     Batch normalization whose weights are all frozen stays in evaluation mode: its running
-    statistics belong to the weights that are kept.
+    statistics belong to the frozen weights.
     """
     network.train()
     for module in network.modules():
@@ -410,25 +412,25 @@ def set_training(network: nn.Module) -> None:
 
 
 def load_tensors(path: str | Path, *, mapped: bool = False) -> Any:
-    """What `torch.save` wrote into a file, on the CPU; runs no code and warns of nothing.
+    """The content of a file of `torch.save`, on the CPU; loading runs no code and prints nothing.
 
     Args:
-        path: Of the file.
-        mapped: Leave tensors in the file, where the disk lets it be mapped, until they are used.
+        path: The file.
+        mapped: Whether to map the file, if possible, so that tensors are read when they are used.
 
     Raises:
-        Exception: Whatever `torch.load` and its unpickler meet in a file of another kind.
+        Exception: Any error of `torch.load` and its unpickler, for a file of another kind.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if mapped:
-            with suppress(Exception):  # what is wrong shows when it is read whole
+            with suppress(Exception):  # the error, if it is not the mapping's, comes again below
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def trained_weights(checkpoint: Mapping[str, Any]) -> Any:
-    """What a checkpoint's held-out accuracy is of: the average of weights, where there is one."""
+    """The weights of a checkpoint's held-out accuracy: the average of weights, if there is one."""
     average = checkpoint.get("average")
     return average if isinstance(average, Mapping) and average else checkpoint["model"]
 
@@ -443,7 +445,7 @@ def _read_weights(path: str | Path) -> dict[str, Tensor]:
         raise FileError(
             f"weights={path}: not plain tensors; save network.state_dict() with torch.save"
         ) from error
-    except Exception as error:  # torch.load raises whatever its unpickler meets
+    except Exception as error:  # the unpickler may raise any error
         raise FileError(f"weights={path}: damaged, or not written by torch.save") from error
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = trained_weights(content)
@@ -466,10 +468,11 @@ def build_optimizer(
     """The job's optimizer over the parameters that are trained.
 
     Args:
-        network: On its final device.
+        network: The network, on its final device.
         job: Names the optimizer, its momentum and its weight decay.
-        rate: Learning rate of the first group, per step; of all groups but with Muon.
-        name: What the plan decided; unset: as in the job, where `auto` is SGD.
+        rate: Learning rate per step of the first parameter group; with all optimizers but Muon, of
+            all groups.
+        name: The optimizer that the plan chose; unset: the job's, where `auto` is SGD.
 
     Raises:
         JobError: The network has nothing for the optimizer to do.
@@ -482,15 +485,15 @@ def build_optimizer(
 
 
 def _missing(error: ModuleNotFoundError, wanted: str) -> str:
-    """Which module is missing, where Python looked for it, and what to do."""
-    if not error.name:  # a module raised it in words of its own
+    """A message: the missing module, where Python looked for it, and what to do."""
+    if not error.name:  # a module raised the error with a message of its own
         return in_words(error)
     package = error.name.partition(".")[0]
     if package in EXTRAS and not is_installed(package):
         return missing(package)
     library = Path(sysconfig.get_path("stdlib"))
     folders = dict.fromkeys(Path(one).absolute() for one in sys.path)
-    own = (library, library / "lib-dynload")  # of Python itself
+    own = (library, library / "lib-dynload")  # Python's own folders
     places = ", ".join(str(one) for one in folders if one.is_dir() and one not in own)
     if wanted == error.name or wanted.startswith(f"{error.name}."):
         return f"there is no {error.name} in {places}; start in its folder, or install it"
@@ -498,7 +501,7 @@ def _missing(error: ModuleNotFoundError, wanted: str) -> str:
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether ``function`` has a parameter called ``name``; a bare ``**kwargs`` does not tell."""
+    """Whether ``function`` has a parameter called ``name``; a bare ``**kwargs`` does not count."""
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -1,12 +1,13 @@
-"""The course of a probe: what is measured when, within the budget.
+"""The course of a probe: the order of its measurements, within the budget.
 
     a quiet moment, if one comes soon --> memory and a first step -->
     three batches of each curve --> exchange, noise, evaluation -->
     visits wherever the fitted model is least certain, until it is certain enough or time is up -->
     further visits to points that contradict each other --> trials
 
-Where training ends at a target, trials tell how long it is going to take, and so for how long it
-pays to measure: they come after the least of visits, and what is left of these after them.
+Where training ends at a target, trials show how long it is going to take, and so for how long it
+pays to measure: they come after a first round of visits with the least budget, and the remaining
+visits after them.
 """
 
 from __future__ import annotations
@@ -36,22 +37,21 @@ RECOMPUTATION = 0.1  # where memory is short
 COMPILATION = 0.1  # where it is asked for, besides compiling
 GRAPHS = 0.05  # on a GPU
 
-# Of the budget, at most, to let others' work end that would be measured with ours.
-_WAITING = 0.1
-_PAUSE = MIN_SECONDS  # between two looks at the machine
+_WAITING = 0.1  # most of the budget to wait while other programs use the machine
+_PAUSE = MIN_SECONDS  # between two looks at the machine's load
 
 
 class Controller:
-    """One probe.
+    """Runs one probe.
 
     Args:
-        visitor: Has visits made; not prepared yet.
+        visitor: Has points visited; not prepared yet.
         counts: Numbers of workers to measure, rising.
         report: Called with what is measured next.
-        report_trial: Called with the trial that is made, and how far it has come.
-        keep: Takes the profile before each trial.
-        clock: Seconds since any moment.
-        sleep: Lets so many of these seconds pass.
+        report_trial: Called with a trial's name and progress, see `TrialProgress`.
+        keep: Called with the profile so far before each trial.
+        clock: Returns seconds since any fixed moment.
+        sleep: Waits for seconds of that clock.
         started: When the probe began, by that clock.
     """
 
@@ -77,7 +77,7 @@ class Controller:
         self._trials: tuple[Trial, ...] = ()
 
     def measure(self) -> Profile:
-        """Measure everything.
+        """Measure everything that a profile holds.
 
         Raises:
             JobError: The job cannot be measured as asked.
@@ -103,25 +103,25 @@ class Controller:
         self._trials, curves.trials_seconds = profile.trials, left - curves.left()
         if curves.lengthen(self._likely_epochs(profile)):
             self._refine()
-        told = {"load": visitor.load(), "trials_note": profile.trials_note}
-        return self._profile().model_copy(update=told)
+        update = {"load": visitor.load(), "trials_note": profile.trials_note}
+        return self._profile().model_copy(update=update)
 
     @property
     def _trials_first(self) -> bool:
-        """Whether trials are to tell what the training takes, and so what the probe may."""
+        """Whether trials come early, as their estimate of the training's time sets the budget."""
         probe = self._job.probe
         to_target = self._job.goal.target is not None and teaches(self._job)
         return probe.budget == "auto" and probe.learning > 0 and to_target
 
     def _likely_epochs(self, profile: Profile) -> int:
-        """Epochs that the training is likely to take, by trials; without any all of them."""
+        """Epochs that the training is likely to take, by its trials; without trials, all epochs."""
         if profile.trials:
             with suppress(BatchwrightError):
                 return plan_to_measure(profile).likely_epochs()
         return self._job.epochs
 
     def _refine(self) -> None:
-        # One for each time: what was chosen without trials no longer counts behind them.
+        # A new object each time: a choice made without trials no longer counts after them.
         refinement = Refinement(self._curves, self._profile, self._clock)
         refinement.refine()
         refinement.reconcile()
@@ -149,7 +149,7 @@ class Controller:
         )
 
     def _wait_for_others(self) -> None:
-        """Wait a little while other programs use the machine: they may be about to end."""
+        """Wait briefly while other programs use the machine: they may be about to end."""
         waited = 0.0
         while (
             self._visitor.is_disturbed(waiting=True)
@@ -160,7 +160,7 @@ class Controller:
             waited += _PAUSE
 
     def learn(self, profile: Profile) -> Profile:
-        """The profile with trials, in time of their own; those that it has are not made again."""
+        """The profile with trials, whose time the budget leaves out; its own trials are kept."""
         earlier = profile.probe_seconds - (self._clock() - self._started)
 
         def timed(known: Profile) -> Profile:
@@ -175,7 +175,7 @@ class Controller:
             return profile.model_copy(
                 update={"trials_open": False, "trials_note": note if wanted else ""}
             )
-        taught = run_trials(
+        learned = run_trials(
             self._visitor,
             profile,
             plan,
@@ -183,4 +183,4 @@ class Controller:
             keep=lambda known: self._keep(timed(known)),
             clock=self._clock,
         )
-        return timed(taught)
+        return timed(learned)

@@ -1,7 +1,7 @@
-"""The curves of a probe: first visits to each, and the time that is left.
+"""The curves of a probe: the first visits to each, and the time that is left.
 
 A curve is a number of workers and a resolution. Points of all curves take turns, so that the visits
-to one of them are apart in time.
+to one point are apart in time.
 """
 
 from __future__ import annotations
@@ -15,34 +15,36 @@ from batchwright.probing.acquisition import (
     local_batch_sizes,
     middle_size,
     smallest_size,
+    visit_seconds,
 )
 from batchwright.probing.bench import SMALLEST_BATCH, sides_of
 from batchwright.probing.commands import Point
 from batchwright.probing.visiting import Visitor
 
 _FIRST_VISITS = 0.4  # of the budget
-_KEPT = 0.5  # of it, for the highest one, before lower resolutions have their third batch
+_KEPT = 0.5  # of the budget, to be left before a lower resolution gets its third batch
 
 Curve = tuple[int, int]  # workers, resolution in pixels
 
 
 class Curves:
-    """What a probe has seen of its curves, and what it may spend on them.
+    """The curves of a probe, and the time to spend on them.
 
     Args:
-        visitor: Has visits made; not prepared yet.
+        visitor: Has points visited; not prepared yet.
         counts: Numbers of workers to measure, rising.
-        clock: Seconds since any moment.
+        clock: Returns seconds since any fixed moment.
+
+    ``visitor`` and ``counts`` are attributes, too.
 
     Attributes:
-        visitor, counts: As given.
         all: The curves, lower resolutions first.
-        ladders: By number of workers: local batches that may be measured, and those that a plan can
-            choose, both rising.
-        smallest: By curve: the smallest local batch that is measured as often as others.
-        sample_seconds: By curve: the least that a sample was seen to take.
+        ladders: By number of workers: the local batches that may be measured, and those that a plan
+            can choose, both rising.
+        smallest: By curve, the smallest local batch that is measured as often as others.
+        sample_seconds: By curve, the least seconds per sample so far.
         budget: Seconds that the probe may take.
-        trials_seconds: Seconds that went into trials.
+        trials_seconds: Seconds spent on trials.
     """
 
     def __init__(self, visitor: Visitor, counts: Sequence[int], clock: Callable[[], float]) -> None:
@@ -56,16 +58,16 @@ class Curves:
         self.trials_seconds = 0.0
 
     def begin(self, *, may_lengthen: bool) -> None:
-        """Smallest, largest and middle batch of each curve, one after the other over all curves.
+        """Visit the smallest batch of all curves, then the largest, then the middle ones.
 
-        Time goes by pixels, as steps do, so that curves begin with about the same batches: plans
-        are chosen at the highest resolution.
+        Each curve gets time in proportion to its pixels, as steps take it, so that all curves begin
+        with about the same batches: plans are chosen at the highest resolution.
 
         Args:
-            may_lengthen: Whether the probe may take what all epochs let it.
+            may_lengthen: Whether the probe may take as long as the training's epochs allow.
 
         Raises:
-            JobError: No step fits that could be timed.
+            JobError: Not even the smallest steps fit.
         """
         self.all = [(count, side) for side in sides_of(self._job) for count in self.counts]
         self.ladders = {count: self._ladder(count) for count in self.counts}
@@ -85,18 +87,18 @@ class Curves:
         for curve in reversed(self.all):
             workers, side = curve
             middle = middle_size(self.ladders[workers][0], self.smallest[curve], largest[curve])
-            # Where steps are that slow, two must do; the highest resolution comes first.
+            # Where steps are too slow for that, two batches suffice; the highest resolution first.
             kept = 0 if side == self.all[-1][1] else _KEPT * self.budget
             if middle and self.left() > kept:
                 self.visit(Point(workers, side, middle))
 
     def _smallest(self, curve: Curve) -> int:
-        """The local batch that a curve begins with.
+        """The smallest local batch of a curve.
 
-        The first, smallest step is mostly fixed time. Taken as proportional to the batch, it makes
+        The first, smallest step is mostly fixed time. Scaled in proportion to the batch, it makes
         the wanted batches seem several times too slow. So where they seem too slow, the largest
-        batch that still seems affordable is looked at as well, and a line through both decides. The
-        look is the first visit to that batch, if it is the one.
+        batch that still seems affordable is timed as well, and a line through both decides. These
+        times are kept as the batch's first visit if it becomes the smallest.
         """
         ladder, sizes = self.ladders[curve[0]]
         each = self.sample_seconds[curve]
@@ -106,11 +108,7 @@ class Curves:
                 ladder,
                 sizes[0],
                 seconds=self._each(curve),
-                sample_seconds=sample_seconds,
-                fixed_seconds=fixed_seconds,
-                most_steps=self._job.probe.steps,
-                loaders=self.visitor.prepared.loaders,
-                graphs=self.visitor.job.cuda_graphs == "on",
+                visit=self._first_visit(sample_seconds, fixed_seconds),
             )
 
         size = affordable(each, 0.0)
@@ -128,39 +126,55 @@ class Curves:
         return found
 
     def _each(self, curve: Curve) -> float:
-        """Seconds for the first visits to a curve."""
+        """Seconds to spend on the first visits to a curve."""
         pixels = sum(side**2 for _, side in self.all)
         return _FIRST_VISITS * self.budget * curve[1] ** 2 / pixels
 
     def _visit_largest(self, visited: dict[Curve, int]) -> dict[Curve, int]:
-        """Visit the largest batch of each curve that the time allows, unless it was visited."""
+        """Visit the largest affordable batch of each curve, unless it was ``visited`` before.
+
+        Returns:
+            The largest local batch by curve.
+        """
         found = {}
         for curve in self.all:
             size = largest_size(
                 self.ladders[curve[0]][0],
                 self.smallest[curve],
                 seconds=self._each(curve),
-                sample_seconds=self.sample_seconds[curve],
-                most_steps=self._job.probe.steps,
-                loaders=self.visitor.prepared.loaders,
-                graphs=self.visitor.job.cuda_graphs == "on",
+                visit=self._first_visit(self.sample_seconds[curve], 0.0),
             )
             found[curve] = max(size, visited.get(curve, 0))
             if found[curve] != visited.get(curve):
                 self.visit(Point(*curve, size))
         return found
 
+    def _first_visit(self, sample_seconds: float, fixed_seconds: float) -> Callable[[int], float]:
+        """A function that returns the expected seconds of the first visit to a local batch."""
+        return lambda size: self.visit_seconds(fixed_seconds + size * sample_seconds, first=True)
+
+    def visit_seconds(self, step_seconds: float, *, first: bool) -> float:
+        """Expected seconds of a visit, the first or a later one, from those of a step."""
+        return visit_seconds(
+            step_seconds,
+            self._job.probe.steps,
+            first=first,
+            loaders=self.visitor.prepared.loaders,
+            graphs=self.visitor.job.cuda_graphs == "on",
+        )
+
     def visit(self, point: Point) -> None:
-        """Time a few steps there, if they fit."""
+        """Time a few steps at ``point``, if they fit."""
         seconds = self.visitor.visit(point)
         if seconds is not None:
             each = seconds / point.local_batch_size
             self.sample_seconds[point[:2]] = min(each, self.sample_seconds[point[:2]])
 
     def lengthen(self, epochs: int) -> bool:
-        """Let the probe take what it may of so many epochs; whether that is more than before.
+        """Set the budget by a training of ``epochs`` epochs; whether it has become longer.
 
-        They take as long as the fastest steps so far, at the top side, at least.
+        The fastest steps so far at the highest resolution give a lower bound of the training's
+        time.
         """
         each = self.sample_seconds
         top = max(side for _, side in each)
@@ -170,12 +184,12 @@ class Curves:
         return self.budget > before
 
     def left(self) -> float:
-        """Seconds of the budget; starting the processes is not measuring, nor are trials."""
+        """Seconds left of the budget; restarts of workers, compiling and trials do not count."""
         spent = self._clock() - self._began - self.visitor.restart_seconds
         return self.budget - (spent - self.trials_seconds)
 
     def _ladder(self, workers: int) -> tuple[list[int], list[int]]:
-        """Local batches that may be measured, and those a plan can choose, both rising."""
+        """Local batches that may be measured, and those that a plan can choose, both rising."""
         job, prepared = self._job, self.visitor.prepared
         least = least_local(prepared.network)
         most = prepared.data.train_samples // job.goal.least_steps // workers

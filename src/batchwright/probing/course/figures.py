@@ -1,4 +1,4 @@
-"""What a probe measures besides steps: exchanges, gradient noise, evaluation, optimizers."""
+"""A probe's measurements besides steps: exchanges, gradient noise, evaluation, optimizers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from batchwright.records import CollectiveTime, GradientNoise, UpdateTime
 _EXCHANGE = 0.05
 _NOISE = 0.1
 _EVALUATION = 0.05
-_UPDATES = 0.01  # on each optimizer
+_UPDATES = 0.01  # for each optimizer
 
-_PART = 16  # samples whose gradient is taken for the noise scale
+_PART = 16  # samples in each part, whose gradients give the noise scale
 _EVALUATION_BATCH = 256
 _EVALUATION_REPEATS = 4
 
 
 def measure_figures(curves: Curves, report: Callable[[str], None]) -> dict[str, Any]:
-    """These fields of a profile, once each curve has been visited.
+    """Fields of a profile that are measured once each curve has been visited.
 
     Args:
         curves: The curves.
@@ -53,9 +53,9 @@ def _exchanges(curves: Curves, report: Callable[[str], None]) -> tuple[Collectiv
         report(f"exchange of {size:,} bytes, {count} workers")
         seconds = _EXCHANGE * curves.budget / len(asked)
         command = commands.Exchange(operation=operation, workers=count, bytes=size, seconds=seconds)
-        answer = curves.visitor.ask(command, commands.Exchanged, "exchanging gradients")
-        if answer is not None:
-            times.append(answer.time)
+        time = curves.visitor.ask(command, CollectiveTime, "exchanging gradients")
+        if time is not None:
+            times.append(time)
     return tuple(times)
 
 
@@ -66,7 +66,7 @@ def _noise(curves: Curves, report: Callable[[str], None]) -> GradientNoise | Non
     command = commands.MeasureNoise(
         workers=curve[0],
         resolution=curve[1],
-        # Larger parts take hardly longer, and tell of as many more samples.
+        # Larger parts take hardly longer, and include more samples.
         part_size=max(curves.smallest[curve], min(_PART, max(visited, default=0))),
         seconds=_NOISE * curves.budget,
     )
@@ -88,11 +88,11 @@ def _evaluation(curves: Curves, report: Callable[[str], None]) -> dict[str, Any]
                 "evaluation_seconds_per_image": answer.seconds_per_image,
                 "first_answers": answer.first_answers,
             }
-        size = max(1, size // 4)  # too much for the memory; restarts are counted
+        size = max(1, size // 4)  # memory ran out; `ask` gives up after some restarts
 
 
 def _updates(curves: Curves, report: Callable[[str], None]) -> tuple[UpdateTime, ...]:
-    """Of the optimizers, where the plan is to choose one."""
+    """Update times of the optimizers, where the plan is to choose one."""
     if curves.visitor.job.optimizer != "auto":
         return ()
     report("optimizers")

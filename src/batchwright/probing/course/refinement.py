@@ -1,4 +1,4 @@
-"""Visits after the first ones: wherever a plan made now would be least certain."""
+"""Visits after the first ones: at the points where a plan made now would be least certain."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from batchwright.probing.acquisition import (
     OpenChoice,
     is_enough,
     next_point,
-    visit_seconds,
 )
 from batchwright.probing.commands import Point
 from batchwright.probing.course.curves import Curve, Curves
 from batchwright.records import Plan, Prediction, Profile
 
-_LONGEST_VISIT = 0.15  # of the budget: a batch whose visit takes more must be what a plan would use
+_LONGEST_VISIT = 0.15  # of the budget: slower batches are visited only if a plan would use them
 
-# Beyond the budget, for points that contradict each other: a plan's intervals are wide around them,
-# and another probe would take the whole budget again. Of 5 s it lets both points
-# be visited some five times where steps take 10 ms; two more visits outvote a stray one.
+# Share of the budget, beyond it, for points that contradict each other: a plan's intervals are wide
+# around them, and another probe would take the whole budget again. With a budget of 5 s and steps
+# of 10 ms both points can be visited some five times; two more visits outvote a stray one.
 _RECONCILING = 0.5
-_MAX_RECONCILING = 6  # rounds: what outlasts them is no stray visit
+_MAX_RECONCILING = 6  # rounds: a contradiction that remains after them is not due to a stray visit
 
 _MAX_OF_LEFT = 0.8  # of the time left, for visits to batches that a plan is chosen between
-_PLANNING = 10  # times as long as the planner takes, it is left alone
-_FAR = 2  # times the largest batch measured: a plan says so, and it is measured first
+_PLANNING = 10  # a plan is made again after so many times the seconds that it took
+_FAR = 2  # a batch so many times as large as any measured one is measured first
 
 
 class Refinement:
-    """Chooses the visits that make a plan certain, and has them made.
+    """Chooses and makes the visits that make a plan more certain.
 
     Args:
-        curves: The curves, each visited.
-        profile: What is known now.
-        clock: Seconds since any moment.
+        curves: The curves; each has been visited.
+        profile: Returns the profile so far.
+        clock: Returns seconds since any fixed moment.
     """
 
     def __init__(
@@ -56,13 +55,13 @@ class Refinement:
         ledger, settings = self._visitor.ledger, self._job.probe
         while True:
             model, times = None, self._visitor.step_times()
-            if not contradictions(times):  # else one is astray: more visits will tell
-                with suppress(PlanError):  # not enough yet
+            if not contradictions(times):  # else a visit is astray: more visits will show which
+                with suppress(PlanError):  # there are too few visits yet
                     model = fit_step_time(times)
             choice = self._choice(model)
-            # Far above all that were measured on its curve: first what the plan would use at the
-            # highest resolution, where it is chosen; then what it was chosen over there; then what
-            # it would use at lower ones.
+            # Batches far above all that were measured on their curve are visited first: the ones
+            # that the plan would use at the highest resolution, at which it is chosen; then the
+            # ones that they were chosen over there; then the ones used at lower resolutions.
             top = self._curves.all[-1][1]
             here = sorted(point for point in choice.used if point.resolution == top)
             below = sorted(point for point in choice.used if point.resolution != top)
@@ -96,17 +95,17 @@ class Refinement:
             self._curves.visit(point)
 
     def _choice(self, model: StepTimeModel | None) -> OpenChoice:
-        """What a plan would rest on if it were made now, as far as that can be measured.
+        """The points that a plan made now would depend on, as far as they can be measured.
 
-        Where planning takes long, as for thousands of workers, the last answer stands for a while.
+        Where planning takes long, as for thousands of workers, the last plan is used for a while.
         """
-        if model is None:  # the points that contradict each other come first
+        if model is None:  # points that contradict each other come first
             return OpenChoice()
         began = self._clock()
         if began >= self._ask_again:
             try:
                 self._plan = plan_to_measure(self._profile())
-            except BatchwrightError:  # not enough yet; or for no probe to settle, as a deadline
+            except BatchwrightError:  # too little is known yet, or no plan keeps, say, a deadline
                 self._plan = None
             self._ask_again = began + _PLANNING * (self._clock() - began)
         if self._plan is None:
@@ -126,7 +125,7 @@ class Refinement:
         level = {place for one, place in considered if one.level}
         best = {
             place[:2]: place
-            for one, place in considered  # rising, so the largest where there is no knee
+            for one, place in considered  # rising: the largest batch counts where there is no knee
             if one.resolution == plan.top_resolution and not one.refused and _at_knee(plan, one)
         }
         at_best = set(best.values())
@@ -139,7 +138,7 @@ class Refinement:
         )
 
     def _place(self, workers: int, resolution: int, size: int) -> Point:
-        """A point that a plan names; more workers than measured compute as the most that were."""
+        """A point that a plan names; with more workers than measured, the most measured ones."""
         fewer = [count for count in self._curves.counts if count <= workers]
         return Point(max(fewer, default=self._curves.counts[0]), resolution, size)
 
@@ -150,10 +149,10 @@ class Refinement:
         return place.local_batch_size >= _FAR * largest
 
     def _nearest(self, model: StepTimeModel, wanted: Point, share: float) -> Point | None:
-        """The point of the same curve nearest to one that a plan names; smaller to be affordable.
+        """The affordable point of the same curve that is nearest to, or below, one of a plan.
 
-        At most ``share`` of the time left is given to one that is new. `None` at a resolution that
-        is not measured.
+        A visit to a new point may take at most ``share`` of the time left. `None` at a resolution
+        that is not measured.
         """
         curve, size = wanted[:2], wanted.local_batch_size
         if curve not in self._curves.all:
@@ -169,9 +168,9 @@ class Refinement:
         return None
 
     def _on_curve(self, curve: Curve, model: StepTimeModel | None) -> list[Point]:
-        """Points worth a visit: that a plan may choose, that may fit, and that take no age.
+        """Points of a curve to visit: a plan may choose them, they may fit, and are not too slow.
 
-        Where memory leaves too few of them, those below the smallest serve as well.
+        Where too few such points fit the memory, batches below the curve's smallest are included.
         """
         longest = _LONGEST_VISIT * self._curves.budget
         points = [Point(*curve, size) for size in self._curves.ladders[curve[0]][0]]
@@ -188,41 +187,35 @@ class Refinement:
         first = point not in self._visitor.ledger.steps
         step = by_sample = self._curves.sample_seconds[point[:2]] * point.local_batch_size
         if model is not None:
-            with suppress(PlanError):  # nothing fitted on this curve
+            with suppress(PlanError):  # nothing is fitted on this curve
                 step = model.seconds(point.workers, point.resolution, [point.local_batch_size])
-            # A line through visits that scatter may be too flat: beyond them samples are taken to
-            # last as long as there.
+            # A line through scattering visits may be too flat: beyond the visits, a sample is
+            # assumed to take at least as long as in them.
             step = max(step, by_sample) if first else step
-        return visit_seconds(
-            max(step, 1e-6),
-            self._job.probe.steps,
-            first=first,
-            loaders=self._visitor.prepared.loaders,
-            graphs=self._visitor.job.cuda_graphs == "on",
-        )
+        return self._curves.visit_seconds(max(step, 1e-6), first=first)
 
     def _error(self, model: StepTimeModel | None, point: Point, *, compared: bool = False) -> float:
-        """Standard error of the model there; without one, as if visits were all that counts.
+        """Standard error of the model at a point; without a model, a number that falls with visits.
 
-        If ``compared``, without what all measurements have in common.
+        If ``compared``, without the error that all measurements have in common.
         """
         workers, side, size = point
         if model is not None:
-            with suppress(PlanError):  # as above
+            with suppress(PlanError):  # nothing is fitted on this curve
                 if compared:
                     return model.comparison_error(workers, side, [size])
                 return model.standard_error(workers, side, size)
         return 1 / (1 + len(self._visitor.ledger.steps.get(point, ())))
 
     def reconcile(self) -> None:
-        """Visit points again that a fit would doubt, as slow stretches can make a few visits.
+        """Visit points again that contradict each other, as after visits in a slow stretch.
 
-        Either the medians come right, or their scatter widens the errors until they are compatible.
-        Batches smaller than any that a plan may choose are not left out: they bear on the curve.
+        Either the medians become compatible, or the scatter widens their errors until they are.
+        Batches smaller than any that a plan may choose are included: the curve depends on them.
         """
         for _ in range(_MAX_RECONCILING):
             pairs = contradictions(self._visitor.step_times())
-            # Each once, also where it is in two pairs.
+            # Each point once, even if it is in two pairs.
             for point in sorted({Point(*key_of(step)) for pair in pairs for step in pair}):
                 if self._curves.left() < -_RECONCILING * self._curves.budget:
                     return
@@ -230,7 +223,7 @@ class Refinement:
 
 
 def _at_knee(plan: Plan, one: Prediction) -> bool:
-    """Whether a candidate is at its cluster's knee, or that has none."""
+    """Whether a candidate has the batch of its workers' knee, or they have no knee."""
     return any(
         (knee.workers, knee.resolution) == (one.workers, one.resolution)
         and knee.global_batch_size in (None, one.global_batch_size)

@@ -1,4 +1,4 @@
-"""Seconds of an exchange of a message between workers."""
+"""Seconds of exchanging a message between workers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from batchwright.distributed.group import Group
 from batchwright.prediction.collective import Operation
-from batchwright.probing.measure.timing import follow, now, spread
+from batchwright.probing.measure.timing import from_rank_0, now, spread
 from batchwright.records import CollectiveTime
 
 SIZES = (40_000, 4_000_000)
-"""Bytes; the gradient's own size is measured beside them."""
+"""Message sizes in bytes; the size of the gradient is measured besides."""
 
 _WARM_UP_CALLS = 2
 _MAX_CALLS, _MIN_CALLS = 20, 3
@@ -23,16 +23,17 @@ _MAX_CALLS, _MIN_CALLS = 20, 3
 def time_exchange(
     group: Group, operation: Operation, size: int, *, seconds: float
 ) -> CollectiveTime:
-    """Time of one exchange of ``size`` bytes: quartiles over the calls of the workers' mean.
+    """Seconds of one exchange of ``size`` bytes: quartiles, over the calls, of the workers' mean.
 
-    An operation is a sum over all, or sending to rank 0 and back; ``seconds`` may be spent on it.
+    ``operation`` is a sum over all workers (all-reduce), or sending to rank 0 and back (push-pull).
+    About ``seconds`` are spent.
     """
     call = _exchange(group, operation, size)
     start = now(group.device)
     for _ in range(_WARM_UP_CALLS):
         call()
     each = (now(group.device) - start) / _WARM_UP_CALLS
-    calls = follow(group, min(_MAX_CALLS, max(_MIN_CALLS, int(seconds / each))))
+    calls = from_rank_0(group, min(_MAX_CALLS, max(_MIN_CALLS, int(seconds / each))))
     everyone = group.gather([_time(group, call) for _ in range(calls)])
     low, middle, high = spread([mean(one) for one in zip(*everyone, strict=True)])
     return CollectiveTime(

@@ -1,7 +1,7 @@
-"""Compiled or not: decided by what compiling takes, and by what it saves over the whole training.
+"""Whether the network is compiled: decided by what compiling takes and saves in a whole training.
 
 a few plain steps: how long the training takes without --> if that is long enough, compile -->
-both in turns, ABBA --> compiled where what is saved is more than what compiling takes
+both in turns, ABBA --> compiled where it saves more than compiling takes
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from batchwright.probing.measure.timing import now
 from batchwright.records import CompilationTimes
 
 SHORT = 120.0
-"""Seconds of a training that is too short to be asked. Assumed: a tenth of it, which compiling may
-save, is hardly more than what compiling takes."""
+"""Seconds of a training below which compiling is not tried. Assumed: compiling may save a tenth of
+them, which is hardly more than what it takes."""
 
 
 def compare_compilation(
     bench: Bench, resolution: int, wanted: int, *, asked: bool, seconds: float
 ) -> CompilationTimes:
-    """What compiling takes and saves; the network computes as it is chosen afterwards.
+    """Time a step with and without compiling; later steps are compiled if that was chosen.
 
-    Where passes are replayed from CUDA graphs, it is compared with that, and goes without.
+    Where passes are replayed from CUDA graphs, compiled steps are compared with replayed ones, and
+    are not replayed themselves.
 
     Args:
         bench: Neither compiled nor recomputing.
         resolution: Image side, in pixels.
-        wanted: Samples of a step on each worker, as they are planned or fit the memory.
-        asked: Whether it is compiled if that is possible, whatever it saves.
-        seconds: To spend on the comparison; `MIN_SECONDS`, or three rounds of ABBA, if they take
-            longer.
+        wanted: Samples of a step on each worker, as planned or as many as fit the memory.
+        asked: Whether the network is compiled wherever that is possible, whatever it saves.
+        seconds: Time to spend on the comparison; `MIN_SECONDS`, or three rounds of ABBA, if they
+            take longer.
 
     Returns:
-        The same on all workers.
+        Times and choice, the same on all workers.
     """
     replays = bench.graphs.on
 
@@ -53,7 +54,7 @@ def compare_compilation(
     plain = step_seconds(bench, supply)
     job, samples = bench.job, bench.train_samples
     training = job.epochs * ceil(samples / (size * bench.group.size)) * plain
-    told = CompilationTimes(
+    found = CompilationTimes(
         resolution=resolution,
         local_batch_size=size,
         training_seconds=training,
@@ -62,19 +63,19 @@ def compare_compilation(
         chosen=False,
     )
     if not asked and training < SHORT:
-        return told
+        return found
     switch(on=True)
     taken, failure = _compiled(bench, resolution, size, plain)
-    told = told.model_copy(update={"compile_seconds": taken, "failure": failure})
+    found = found.model_copy(update={"compile_seconds": taken, "failure": failure})
     if failure:
         switch(on=False)
-        return told
+        return found
     times, ratio = compare_switched(bench, supply, switch, seconds)
-    surely_saved = (1 - ratio.high) * training  # it must not make the training longer
+    surely_saved = (1 - ratio.high) * training  # compiling must not make the training longer
     chosen = asked or surely_saved > taken
     switch(on=chosen)
     plain, compiled = map(median, times)
-    return told.model_copy(
+    return found.model_copy(
         update={
             "plain_seconds": plain,
             "compiled_seconds": compiled,
@@ -87,9 +88,9 @@ def compare_compilation(
 def _compiled(bench: Bench, resolution: int, size: int, plain: float) -> tuple[float, str]:
     """Seconds by which the first compiled steps took longer, and why compiling failed, if it did.
 
-    A second batch tells whether others are compiled anew; other image sides mostly are, and a
-    training that has them pays for each. The slowest worker counts: all wait. A worker whose
-    compiler fails has failed all of them.
+    A step with a second batch is included, as another batch may be compiled anew. Other image sides
+    mostly are, so each side of the job counts. The slowest worker counts, as all others wait; and
+    compiling fails for all where it fails for one.
     """
     more = 0.0
     others = [(side, size) for side in sides_of(bench.job) if side != resolution]
@@ -100,5 +101,5 @@ def _compiled(bench: Bench, resolution: int, size: int, plain: float) -> tuple[f
         more += max(0.0, now(bench.device) - began - usual)
         if bench.compilation.failure:
             break
-    told = bench.group.gather((more, bench.compilation.failure))
-    return max(seconds for seconds, _ in told), next((why for _, why in told if why), "")
+    everyone = bench.group.gather((more, bench.compilation.failure))
+    return max(seconds for seconds, _ in everyone), next((why for _, why in everyone if why), "")

@@ -5,9 +5,10 @@
 
 At the starting weights gradients agree as they never do again: within the first thousand samples
 the noise scale grows several times, and hardly in the rest of the first epoch. So it is measured
-after some steps. These are taken anew, not those that were timed: how many of these there were, and
-how often they saw the same samples, depends on the machine. No sample is in two parts, and none was
-trained on, since what two parts share, or the weights know by heart, passes for signal.
+after some steps from the starting weights. The timed steps do not serve for that: their number, and
+how often they saw the same samples, depend on the machine. No sample is in two parts, and no sample
+of a part was trained on: shared samples, or samples that the weights have memorized, would look
+like signal.
 """
 
 from __future__ import annotations
@@ -24,41 +25,41 @@ from batchwright.prediction.noise_scale import estimate
 from batchwright.probing.batches import Batch
 from batchwright.probing.bench import SMALLEST_BATCH, Bench
 from batchwright.probing.measure.step_time import finish_loading
-from batchwright.probing.measure.timing import follow, now
+from batchwright.probing.measure.timing import from_rank_0, now
 from batchwright.records import GradientNoise
 
 WARM_UP_SAMPLES = 2048
-"""Most samples trained on before, by all workers; on five workloads the noise scale has come to
+"""Most samples of the warm-up, over all workers. On five workloads the noise scale has come to
 within a factor of two of the first epoch's by then, most of it in the first half."""
 
-_FEWEST_WARM = (
-    128  # trained on, or the scale is that of the starting weights: several times too low
-)
-_WARM_SAMPLES = 512  # trained on even if that takes longer than it should
-_WARM_UP_SHARE = 0.5  # of the time
-_LEAST = 16  # parts measured of all workers before one looks how well the scale is known
-_MOST = 320  # parts measured, of all workers
-_KNOWN, _VAGUE = 0.15, 0.5  # relative errors: below, time is saved; above, more is taken
-_MAX_TIME = 4.0  # times the time there is, where there were too few samples or all is vague
-_FEWEST = 8  # parts in all; where the data make no more, parts are smaller
-_COLUMNS = 2**14
+# Fewest samples of the warm-up: with fewer, the scale is that of the starting weights, which is
+# several times too low.
+_FEWEST_WARM = 128
+_WARM_SAMPLES = 512  # of the warm-up, even if they take longer than they should
+_WARM_UP_SHARE = 0.5  # of the time, for the warm-up
+_LEAST = 16  # parts over all workers before the error is looked at
+_MOST = 320  # parts over all workers
+_KNOWN, _VAGUE = 0.15, 0.5  # relative errors: measuring ends early below, takes longer above
+_MAX_TIME = 4.0  # multiple of the planned time, while samples are too few or the error is vague
+_FEWEST = 8  # parts at least; where the data are too few for that, parts are smaller
+_COLUMNS = 2**14  # numbers that a gradient is folded into
 
 
 def measure_noise(
     bench: Bench, resolution: int, part_size: int, *, seconds: float
 ) -> GradientNoise | None:
-    """Noise scale after a few steps from the starting weights; those of the steps stay.
+    """Noise scale after a few steps from the starting weights; the network keeps the new weights.
 
     Parts have ``part_size`` samples, or fewer where the data are few.
 
     Returns:
-        The estimate; `None` if no two parts' gradients were finite, the data do not make two, or
-        time allowed too few steps before.
+        The estimate; `None` if no two parts' gradients were finite, the data do not suffice for two
+        parts, or the warm-up had time for too few steps.
     """
     order = bench.batches.shuffled()
     measured, trained = order[: len(order) // 2], order[len(order) // 2 :]
     size = min(part_size, max(SMALLEST_BATCH, len(measured) // _FEWEST))
-    most = min(_MOST, len(measured) // size) // bench.group.size  # equally many on all workers
+    most = min(_MOST, len(measured) // size) // bench.group.size  # parts, the same on all workers
     if most * bench.group.size < 2:
         return None
     parts = measured.split(size)[bench.group.rank :: bench.group.size][:most]
@@ -75,22 +76,25 @@ def measure_noise(
 def _measured(
     bench: Bench, parts: Sequence[Tensor], resolution: int, *, seconds: float
 ) -> GradientNoise | None:
-    """The estimate from as many of this worker's ``parts``, and of the others', as it takes."""
+    """The estimate from as many parts of all workers as its error needs.
+
+    ``parts`` are indices of this worker's samples.
+    """
     group = bench.group
     weights = sum(parameter.numel() for parameter in bench.trained)
-    random = torch.Generator().manual_seed(0)  # for the same signs on all workers
+    random = torch.Generator().manual_seed(0)  # the same signs on all workers
     signs = torch.randint(2, (weights,), generator=random, dtype=torch.int8) * 2 - 1
     signs = signs.to(bench.device)
     batches = bench.batches.training_feed(group.size).training(parts, 0, resolution)
     began, time, late = now(bench.device), _MAX_TIME * seconds, 0
     rows: list[Tensor] = []
     noise: GradientNoise | None = None
-    each = -(-_LEAST // group.size)  # of each worker
+    each = -(-_LEAST // group.size)  # parts of each worker between two looks
     for first in range(0, len(parts), each):
         sketches: list[Tensor] = []
         for _ in parts[first : first + each]:
             sketches.append(_sketch(bench, next(batches), signs))
-            late = follow(group, int(now(bench.device) - began > time))
+            late = from_rank_0(group, int(now(bench.device) - began > time))
             if late:
                 break
         own = torch.stack(sketches)
@@ -100,26 +104,26 @@ def _measured(
         noise = noise_of(torch.cat(rows), part_size=len(parts[0]))
         error = noise.relative_error if noise else None
         time = seconds * (_MAX_TIME if error is None or error > _VAGUE else 1)
-        if late or follow(group, int(error is not None and error <= _KNOWN)):
+        if late or from_rank_0(group, int(error is not None and error <= _KNOWN)):
             break
     return noise
 
 
 def noise_of(gradients: Tensor, *, part_size: int) -> GradientNoise | None:
-    r"""The noise scale that the gradients of parts of equal size show.
+    r"""The noise scale, estimated from the gradients of parts of equal size.
 
-    Every pair of parts tells of the signal, so all go into one estimate. Its standard error is by
-    the jackknife: with :math:`r_{-i}` the ratio without part i and n parts,
+    Every pair of parts carries information on the signal, so all parts go into one estimate. Its
+    standard error is by the jackknife: with :math:`r_{-i}` the ratio without part i and n parts,
     :math:`\sigma^2 = \frac{n - 1}{n} \sum_i (r_{-i} - \bar r_{-i})^2` (Efron and Stein 1981).
 
     Args:
-        gradients: One a row, or what keeps their inner products; rows that are not finite are left
-            out.
+        gradients: One gradient a row, (parts, weights), or projections that keep their inner
+            products. Rows that are not finite are left out.
         part_size: Samples in each part.
 
     Returns:
-        Without a scale where its standard error would be as large as itself; `None` with fewer than
-        two finite rows.
+        The estimate; its ``noise_scale`` is `None` where the standard error would be as large as
+        the scale. `None` with fewer than two finite rows.
     """
     rows = gradients[gradients.isfinite().all(dim=1)].double()
     n = len(rows)
@@ -129,7 +133,7 @@ def noise_of(gradients: Tensor, *, part_size: int) -> GradientNoise | None:
     whole = total.square().sum()
     trace, signal = estimate(norms.mean(), whole / n**2, parts=n, batch=n * part_size)
     found, error = bool(trace > 0) and bool(signal > 0), None
-    if found and n > 2:  # what is left without one part must be two
+    if found and n > 2:  # leaving one part out must leave two
         traces, signals = estimate(
             (norms.sum() - norms) / (n - 1),
             (whole - 2 * rows @ total + norms) / (n - 1) ** 2,
@@ -137,9 +141,9 @@ def noise_of(gradients: Tensor, *, part_size: int) -> GradientNoise | None:
             batch=(n - 1) * part_size,
         )
         ratios = traces / signals * signal / trace
-        told = sqrt((n - 1) * float(ratios.var(correction=0)))
-        found = bool((traces > 0).all()) and bool((signals > 0).all()) and told < 1
-        error = told if found else None
+        relative = sqrt((n - 1) * float(ratios.var(correction=0)))
+        found = bool((traces > 0).all()) and bool((signals > 0).all()) and relative < 1
+        error = relative if found else None
     return GradientNoise(
         noise_scale=float(trace / signal) if found else None,
         trace=float(trace),
@@ -151,10 +155,10 @@ def noise_of(gradients: Tensor, *, part_size: int) -> GradientNoise | None:
 
 
 def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, seconds: float) -> int:
-    """Train a little from the starting weights, on each of ``indices`` once at most.
+    """Train briefly from the starting weights, on each of the samples ``indices`` at most once.
 
     Returns:
-        Samples trained on, by all workers.
+        Number of samples trained on, over all workers.
     """
     group = bench.group
     bench.start_over()
@@ -164,23 +168,23 @@ def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, secon
         return 0
     own = [one[group.rank :: group.size] for one in indices[: steps * step].split(step)]
     stream = bench.batches.training_feed(group.size).training(own, 0, resolution)
-    batches = chain([next(stream)], stream)  # before the clock runs: loader processes start
+    batches = chain([next(stream)], stream)  # loader processes start before the clock runs
     began = now(bench.device)
     for done in range(steps):
         spent = (now(bench.device) - began) / seconds
         late = spent > (1 if done * step >= _WARM_SAMPLES else _MAX_TIME)
-        if follow(group, int(done > 0 and late)):
+        if from_rank_0(group, int(done > 0 and late)):
             return done * step
         bench.step(batches.__next__)
     return steps * step
 
 
 def _sketch(bench: Bench, batch: Batch, signs: Tensor) -> Tensor:
-    """The gradient of one part, folded into `_COLUMNS` numbers.
+    """The gradient of one part, folded into `_COLUMNS` numbers, float32 (columns,).
 
-    With random signs this keeps inner products, to within 1 / sqrt(columns) of the lengths (Alon,
-    Matias and Szegedy 1996): far less than the parts scatter, and gradients of large networks need
-    not all be kept.
+    With random signs the folding keeps inner products to within 1 / sqrt(columns) of the lengths
+    (Alon, Matias and Szegedy 1996). That is far less than the parts scatter, and gradients of large
+    networks take little memory.
     """
     loss = bench.scale.scaled(bench.loss(batch), 1.0)
     gradients = torch.autograd.grad(loss, bench.trained, materialize_grads=True)

@@ -1,11 +1,12 @@
 r"""Latency and bandwidth between two workers.
 
-An empty message goes there and back: half of that is the latency :math:`\alpha`. Large messages of
-two sizes go one way, each answered by an empty one; what the larger takes longer is the bandwidth,
+A message of one byte goes there and back: half of its time is the latency :math:`\alpha`. Large
+messages of two sizes go one way, each answered by one byte. The time by which the larger one takes
+longer gives the bandwidth,
 
 .. math:: \beta = \frac{G_2 - G_1}{t_2 - t_1},
 
-so that neither the answer nor the slow start of a connection is in it.
+without the time of the answer or of a connection's slow start.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from batchwright.probing.measure.timing import now, spread
 from batchwright.records import LinkTime
 
 _PINGS, _WARM_UP = 50, 5
-_FIRST_BYTES = 2**18  # to learn how much fits into the time
-_MIN_BYTES, _MAX_BYTES = 2**20, 2**28  # of the large messages
-_PAIRS = 5  # of a small and a large message
-_SMALLER = 4  # times as small
+_FIRST_BYTES = 2**18  # of the message that shows which size fits into the time
+_MIN_BYTES, _MAX_BYTES = 2**20, 2**28  # of the larger messages
+_PAIRS = 5  # of a larger and a smaller message
+_SMALLER = 4  # the larger message over the smaller one
 
 
 def time_link(group: Group, command: TimeLink) -> LinkTime:
-    """Time the messages; what workers other than the two return is not read.
+    """Time messages between rank 0 and its partner; only rank 0's result has a meaning.
 
     Args:
-        group: All that carry the command out.
-        command: Who the other is, and how long it may take.
+        group: The workers that carry the command out.
+        command: Names the partner, and the time to spend.
     """
     two = _Two(group, command.partner)
     for _ in range(_WARM_UP):
         two.send(1)
     pings = sorted(two.send(1) / 2 for _ in range(_PINGS))
-    two.send(_FIRST_BYTES)  # opens the window of the connection
+    two.send(_FIRST_BYTES)  # lets the connection's congestion window grow
     first = max(two.send(_FIRST_BYTES) - 2 * median(pings), 1e-9)
     in_time = command.seconds * _FIRST_BYTES / first / _PAIRS / (1 + 1 / _SMALLER)
     large = two.agreed(int(min(_MAX_BYTES, max(_MIN_BYTES, in_time))))
@@ -62,9 +63,9 @@ def time_link(group: Group, command: TimeLink) -> LinkTime:
 
 
 class _Two:
-    """Rank 0 and its partner; all others look on.
+    """Rank 0 and its partner; the methods do nothing on all other workers.
 
-    The first thing that they do is `send`, which has messages in both directions.
+    The first call has to be `send`, whose messages go in both directions.
     """
 
     def __init__(self, group: Group, partner: int) -> None:
@@ -73,7 +74,7 @@ class _Two:
         self._answer = torch.zeros(1, dtype=torch.uint8, device=group.device)
 
     def send(self, size: int) -> float:
-        """A message of so many bytes to the partner, and an empty one back; seconds on rank 0."""
+        """Send ``size`` bytes to the partner and one byte back; seconds, on rank 0."""
         group = self._group
         if group.rank not in (0, self._partner):
             return 1.0
@@ -93,17 +94,17 @@ class _Two:
         return now(group.device) - start
 
     def agreed(self, size: int) -> int:
-        """Rank 0's size, on the partner, too."""
+        """Rank 0's ``size``, on the partner as well."""
         group = self._group
         if group.rank not in (0, self._partner):
             return size
-        told = torch.tensor([size], device=group.device)
+        agreed = torch.tensor([size], device=group.device)
 
         def one_way() -> None:
             if group.rank == 0:
-                dist.send(told, self._partner, group=group.handle)
+                dist.send(agreed, self._partner, group=group.handle)
             else:
-                dist.recv(told, 0, group=group.handle)
+                dist.recv(agreed, 0, group=group.handle)
 
         group.exchange(one_way, first=False)
-        return int(told.item())
+        return int(agreed.item())

@@ -1,4 +1,4 @@
-"""Bytes of one training step: measured, and guessed before anything was tried."""
+"""Peak bytes of one training step: measured, or estimated without taking the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.probing.bench import Stepping, sides_of
+from batchwright.probing.bench import Steppable, sides_of
 from batchwright.records import DataFacts, Job, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.workload.data.store_writer import PIXELS
@@ -24,22 +24,23 @@ from batchwright.workload.task import build_network, build_optimizer, freeze, se
 from batchwright.workload.tensor_bytes import counting_tensors
 
 
-def weigh(bench: Stepping, supply: Callable[[], Any]) -> tuple[int | None, int | None]:
+def weigh(bench: Steppable, supply: Callable[[], Any]) -> tuple[int | None, int | None]:
     """Largest sum of live tensor bytes, and largest resident size, during one training step.
 
-    On CUDA the allocator counts, and what it has reserved stands for the resident size: blocks that
-    it keeps between tensors are taken from others, too. On the CPU, what was live before the step
-    plus the running sum of the allocations and releases that PyTorch's profiler records. Both are
-    what tensors ask for, and exactly linear in the batch between two moments of the step; the
-    resident size is neither. Images that are mapped into memory count whole in it, as a training
-    reads them all.
+    On CUDA the allocator counts tensor bytes, and its reserved bytes stand for the resident size:
+    nobody else can use blocks that it keeps between tensors. On the CPU the peak is the bytes live
+    before the step plus the running sum of the allocations and releases that PyTorch's profiler
+    records. Both peaks are what tensors ask for, and exactly linear in the batch between two
+    moments of the step; the resident size is neither. It includes all of the images that are mapped
+    into memory, as a training reads them all.
 
     Returns:
         Peak in bytes on this worker, `None` if the step does not fit on some worker: then no weight
-        was changed. Resident size of this process in bytes, `None` where the system does not tell.
+        was changed. Resident size of this process in bytes, `None` where the system does not show
+        it.
     """
     if bench.device.type == "cuda":
-        release_memory(bench.device)  # what larger batches before have left reserved
+        release_memory(bench.device)  # else blocks reserved for earlier, larger batches would count
         torch.cuda.reset_peak_memory_stats(bench.device)
         if not bench.try_step(supply):
             release_memory(bench.device)
@@ -56,10 +57,10 @@ def weigh(bench: Stepping, supply: Callable[[], Any]) -> tuple[int | None, int |
     return (live + highest(), resident) if fits else (None, None)
 
 
-def held_bytes(bench: Stepping) -> int:
-    """Bytes that a GPU holds between two steps beside what lives of the step: images, workspaces.
+def held_bytes(bench: Steppable) -> int:
+    """Bytes that a GPU holds between two steps besides the step's own: images, workspaces.
 
-    They are in each peak there, whatever the batch. 0 on the CPU, where peaks do not count them.
+    Each peak on a GPU includes them, whatever the batch. 0 on the CPU, where peaks leave them out.
     """
     if bench.device.type != "cuda":
         return 0
@@ -67,23 +68,23 @@ def held_bytes(bench: Stepping) -> int:
 
 
 def estimate_peak(job: Job, data: DataFacts, resolution: int, local_batch_size: int) -> int | None:
-    """Peak bytes of a step of one worker that was never tried, from tensors without storage.
+    """Peak bytes of a step of one worker, estimated with tensors without storage.
 
-    Rests on a private tool of PyTorch's (`torch.distributed._tools.mem_tracker`); it counts what
-    operators return, not what they use inside.
+    The estimate uses a private tool of PyTorch (`torch.distributed._tools.mem_tracker`). It counts
+    the tensors that operators return, not what they use inside.
 
     Args:
-        job: Network, loss precision and optimizer; its resolutions are concrete.
-        data: The job's data.
+        job: Names network, number format and optimizer; its resolutions are concrete.
+        data: Facts of the job's data.
         resolution: Image side, in pixels.
         local_batch_size: Samples in the step.
 
     Returns:
-        Bytes; `None` where PyTorch has no such tool, or the network cannot do without real tensors.
+        Bytes; `None` where PyTorch has no such tool, or the network needs real tensors.
     """
     try:
         return _peak_of_fakes(job, data, resolution, local_batch_size)
-    except Exception:  # noqa: BLE001 - private, and the user's network may do anything
+    except Exception:  # noqa: BLE001 - the tool is private, and the user's network may do anything
         return None
 
 
@@ -113,7 +114,7 @@ def _peak_of_fakes(job: Job, data: DataFacts, resolution: int, size: int) -> int
             module.register_buffer(name, mode.from_tensor(buffer))
     with mode:
         optimizer = build_optimizer(network, job, OPTIMIZERS[job.optimizer].rate)
-        if isinstance(optimizer, Muon):  # these tensors say that they are of the CPU
+        if isinstance(optimizer, Muon):  # the fake tensors claim to be on the CPU
             optimizer.together = job.device == "cuda"
         tracker = MemTracker()
         tracker.track_external(network, optimizer)
@@ -133,7 +134,11 @@ def _peak_of_fakes(job: Job, data: DataFacts, resolution: int, size: int) -> int
 
 
 def _forget_highest_resident() -> bool:
-    """Give free memory back and have the kernel count anew; whether it can (Linux and glibc)."""
+    """Give free memory back and reset the kernel's peak of the resident size.
+
+    Returns:
+        Whether the kernel can do that (Linux).
+    """
     if sys.platform != "linux":
         return False
     with suppress(AttributeError):  # another C library: free memory stays, and is counted
@@ -146,7 +151,7 @@ def _forget_highest_resident() -> bool:
 
 
 def _highest_resident() -> int | None:
-    """Largest resident size since it was forgotten, and images not yet read, in bytes."""
+    """Largest resident size since it was reset, plus the images not yet read, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 + _unread_images()
@@ -154,9 +159,10 @@ def _highest_resident() -> int | None:
 
 
 def _unread_images() -> int:
-    """Bytes of the mapped image files that this process has not read, at most what is free.
+    """Bytes of the mapped image files that this process has not read, at most the free bytes.
 
-    The kernel drops pages of a file before memory runs out: a larger file is never all there.
+    The kernel drops pages of a file before memory runs out, so a file larger than the free memory
+    is never resident as a whole.
     """
     unread, ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():

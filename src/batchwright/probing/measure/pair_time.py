@@ -1,9 +1,9 @@
 """Seconds of a step of two groups of workers that compute side by side, each at its own pace.
 
-So it is under a parameter server: between two exchanges nobody waits for anybody, but all share the
-machine's memory bandwidth and caches. What is wanted is the ratio of the two groups, so both are
-timed over the very same seconds; and so that a worker with a slower core than the others does not
-pass for a batch, the groups change over and are timed again.
+Workers of a parameter server compute like this: between two exchanges nobody waits for anybody, but
+all share the machine's memory bandwidth and caches. The measurement is for the ratio of the two
+groups' times, so both are timed over the very same seconds. A worker whose core is slower than the
+others' would distort the ratio, so the groups change their batches over and are timed again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def visit_pair(
 ) -> tuple[tuple[float, float], ...]:
     """Mean seconds of a step with the large and with the small batch, in two stretches.
 
-    The bench's group is this worker alone; ``everyone`` computes at the same time, and calls this.
+    All workers of ``everyone`` call this at the same time; the bench's group is this worker alone.
 
     Returns:
-        As `PairVisited` says; means over the workers of a group.
+        The pairs of `PairVisited`; each value is the mean over the workers of a group.
     """
     small = everyone.size - command.large_workers
-    plans = (everyone.rank < command.large_workers, everyone.rank >= small)
-    return tuple(_stretch(bench, everyone, command, is_large=is_large) for is_large in plans)
+    is_large_in = (everyone.rank < command.large_workers, everyone.rank >= small)
+    return tuple(_stretch(bench, everyone, command, is_large=is_large) for is_large in is_large_in)
 
 
 def _stretch(
@@ -48,28 +48,27 @@ def _stretch(
     take_first_steps(bench, *supplies)
     each = _warm(bench, supplies)
     seconds = max(command.seconds, (MIN_STEPS + 0.5) * max(everyone.gather(each)))
-    # Steps go on until the time is up, so that the others have company; one that ends later had
-    # none to its end and does not count, unless it is the first.
+    # Steps go on until the time is up, so that all workers compute all the while. A step that ends
+    # later had the machine more to itself and does not count, unless it is the only one.
     began = time.perf_counter()
     ends: list[float] = []
     while not ends or ends[-1] < seconds:
         bench.step(*supplies)
         ends.append(time.perf_counter() - began)
     counted = max(1, sum(end <= seconds for end in ends))
-    own = ends[counted - 1] / counted
-    told = everyone.gather((is_large, own))
-    large, small = ([own for is_, own in told if is_ == wanted] for wanted in (True, False))
-    return fmean(large), fmean(small)
+    times = everyone.gather((is_large, ends[counted - 1] / counted))
+    large = fmean(seconds for of_large, seconds in times if of_large)
+    return large, fmean(seconds for of_large, seconds in times if not of_large)
 
 
 def _warm(bench: Bench, supplies: Supplies) -> float:
-    """Seconds of the last of one or two steps that are not timed."""
+    """Take one or two steps to warm up; seconds of the last one."""
     each = sum(bench.step(*supplies))
     return each if each >= LONG_STEP else sum(bench.step(*supplies))
 
 
 def _parts(size: int, most: int) -> list[int]:
-    """Micro-batches of a local batch.
+    """Sizes of the micro-batches of a local batch, each of at most ``most`` samples.
 
     >>> _parts(500, 128), _parts(83, 128)
     ([128, 128, 128, 116], [83])

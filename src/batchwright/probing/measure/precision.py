@@ -1,12 +1,13 @@
 """float32 or 16 bits: decided by timing the same step in both, at the batch that is planned.
 
 A processor may multiply 16 bits in hardware and still be slower in them: depthwise convolutions
-have few products to gain from, and every conversion costs. With few samples a step is mostly what
-it takes whatever the batch, which tells nothing of a large one. On a GPU that is the host's time,
-of which 16 bits take more: where passes may be replayed from CUDA graphs, those of both are.
+have few products to gain from, and every conversion costs. A step with few samples is mostly the
+fixed time of a step, which shows nothing about a large batch. On a GPU the fixed time is that of
+the host, which is longer in 16 bits: where passes may be replayed from CUDA graphs, both formats
+are replayed.
 
     steps with more and more samples, up to the batch in question --> both formats in turns, ABBA,
-    until the interval of their ratio tells, or the time is up
+    until the interval of their ratio decides, or the time is up
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
-from typing import NamedTuple
 
 from batchwright.distributed.group import Group
 from batchwright.probing.batches import Batch
 from batchwright.probing.bench import SMALLEST_BATCH, Bench, sides_of
+from batchwright.probing.commands import Compared
 from batchwright.probing.measure.comparison import (
     MIN_SECONDS,
     MIN_TURNS,
@@ -29,7 +30,7 @@ from batchwright.probing.measure.comparison import (
 )
 from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.probing.measure.step_time import take_first_steps
-from batchwright.probing.measure.timing import follow, now
+from batchwright.probing.measure.timing import from_rank_0, now
 from batchwright.probing.replays import may_replay
 from batchwright.records import Job, Precision, PrecisionRatio, PrecisionTime
 from batchwright.workload.data.sources import ImageData
@@ -37,32 +38,25 @@ from batchwright.workload.host import free_memory, half_of, release_memory
 
 USUAL_BATCH = 256
 """Local batch, in samples, that is compared where the plan is to choose one and the data allow it:
-plans choose a batch at which what a step takes whatever the batch counts for little."""
+plans choose a batch at which the fixed time of a step counts for little."""
 
 _FIRST_BATCH = 8
-_MEMORY_SHARE = 0.5  # of what is left, that the batch may take by what was weighed
-_TURN_SECONDS = 0.02  # of short steps several are timed together
-_GROWTH = (4, 2)  # of the batch from one try to the next, the first that time allows
+_MEMORY_SHARE = 0.5  # of the free memory, that the batch may take by what was weighed
+_TURN_SECONDS = 0.02  # several short steps are timed together for so long
+_GROWTH = (4, 2)  # of the batch from one try to the next; the first factor that time allows is used
 
 
-class Choice(NamedTuple):
-    """The number format to train in, and what decided; nothing where there was no choice."""
-
-    precision: Precision
-    times: tuple[PrecisionTime, ...] = ()
-    ratio: PrecisionRatio | None = None
-
-
-def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float) -> Choice:
+def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float) -> Compared:
     """The number format to train in; all workers of the group come to the same answer.
 
-    ``seconds`` are spent, or `MIN_SECONDS`, or three rounds of ABBA if they take longer.
+    The comparison takes ``seconds``, or `MIN_SECONDS`, or three rounds of ABBA, whichever is
+    longest.
     """
     if job.precision != "auto":
-        return Choice(job.precision)
+        return Compared(precision=job.precision)
     half = half_of(group.device)
     if half is None:
-        return Choice("float32")
+        return Compared(precision="float32")
     formats: tuple[Precision, Precision] = ("float32", half)
     settled = {"compile": "off", "cuda_graphs": "on" if may_replay(job) else job.cuda_graphs}
     benches = [
@@ -70,23 +64,23 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
         for precision in formats
     ]
     left = time_left(group, seconds)
-    workers = group.size if job.workers == "auto" else job.workers  # more, if they are virtual
+    workers = group.size if job.workers == "auto" else job.workers  # virtual workers may be more
     wanted = planned_batch(job, data.facts.train_samples, workers)
     resolution = max(sides_of(job))
     size = _largest(benches, wanted, resolution, seconds=seconds)
 
     turns = _turns(benches, size, resolution)
     times, ratio = compare(turns, left)
-    # Kernels of 16 bits may be at fault where those of float32 are not, whatever the rate: those of
-    # PyTorch for CPUs are at 3 x 3 convolutions of a single pixel.
+    # 16-bit kernels may give infinite gradients where float32 ones do not, whatever the rate: those
+    # of PyTorch for CPUs do in 3 x 3 convolutions of a single pixel.
     finite = benches[1].broken_steps <= benches[0].broken_steps
-    # What is free is looked at next: networks and batches must not be in the way until then.
+    # Free memory is measured next, so networks and batches have to be gone by then.
     del turns, benches
     gc.collect()
     release_memory(group.device)
-    return Choice(
-        half if finite and ratio.value <= WORTHWHILE else "float32",
-        tuple(
+    return Compared(
+        precision=half if finite and ratio.value <= WORTHWHILE else "float32",
+        times=tuple(
             PrecisionTime(
                 precision=precision,
                 resolution=resolution,
@@ -95,16 +89,16 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
             )
             for precision, taken in zip(formats, times, strict=True)
         ),
-        PrecisionRatio(
+        ratio=PrecisionRatio(
             ratio=ratio, rounds=len(times[0]) // 2, wanted_batch_size=wanted, finite=finite
         ),
     )
 
 
 def planned_batch(job: Job, samples: int, workers: int) -> int:
-    """Samples in a forward pass of each worker, as they are asked for or usually planned.
+    """Samples in a forward pass of each worker: as the job says, or as plans usually choose.
 
-    ``samples`` are those of the training set.
+    ``samples`` is the size of the training set.
     """
     if job.global_batch != "auto":
         size = -(-job.global_batch // workers)
@@ -116,7 +110,7 @@ def planned_batch(job: Job, samples: int, workers: int) -> int:
 
 
 def _turns(benches: Sequence[Bench], size: int, resolution: int) -> list[Turn]:
-    """Of both formats: replayed, or both as they are where one cannot be, on whichever worker."""
+    """A turn for each format; both are replayed, or neither where any worker cannot replay one."""
     supplies = [bench.supply(size, resolution) for bench in benches]
     if benches[0].graphs.on:
         for bench, supply in zip(benches, supplies, strict=True):
@@ -128,24 +122,26 @@ def _turns(benches: Sequence[Bench], size: int, resolution: int) -> list[Turn]:
 
 
 def _turn(bench: Bench, supply: Callable[[], Batch]) -> Turn:
-    """Takes as many steps at a time as `_TURN_SECONDS` hold, at least one."""
-    counts: list[int] = []
+    """A turn of as many steps as fit into `_TURN_SECONDS`, at least one."""
+    count = 0
 
     def take() -> float:
-        if not counts:
+        nonlocal count
+        if not count:
             take_first_steps(bench, supply)
-            counts.append(follow(bench.group, max(1, int(_TURN_SECONDS / sum(bench.step(supply))))))
-        taken = fmean(sum(bench.step(supply)) for _ in range(counts[0]))
+            fitting = int(_TURN_SECONDS / sum(bench.step(supply)))
+            count = from_rank_0(bench.group, max(1, fitting))
+        taken = fmean(sum(bench.step(supply)) for _ in range(count))
         return fmean(bench.group.gather(taken))
 
     return take
 
 
 def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds: float) -> int:
-    """The batch to compare: ``wanted``, or what time and memory allow of it.
+    """The local batch to compare: ``wanted``, or a smaller one that time and memory allow.
 
-    It is approached from below: time and memory of the next size are told from those before. A step
-    in float32 takes more memory than one in 16 bits, so that one is weighed.
+    It is approached from below: time and memory of the next size follow from the sizes before. A
+    step in float32 takes more memory than one in 16 bits, so the float32 step is weighed.
     """
     plain, group = benches[0], benches[0].group
     size = min(_FIRST_BATCH, wanted)
@@ -171,7 +167,7 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
         left = max(seconds, MIN_SECONDS) - (now(group.device) - began)
         sizes = [min(factor * size, wanted, most) for factor in _GROWTH]
         allowed = [one for one in sizes if one > size and _comparison(tried, one) <= left]
-        larger = follow(group, allowed[0] if allowed else 0)
+        larger = from_rank_0(group, allowed[0] if allowed else 0)
         if not larger:
             break
         size = larger
@@ -179,9 +175,9 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
 
 
 def _comparison(tried: Sequence[tuple[int, float]], size: int) -> float:
-    """Seconds that the fewest rounds take with ``size`` samples.
+    """Seconds of the smallest comparison with ``size`` samples.
 
-    By the line through the last two sizes, or in proportion to the last.
+    Extrapolated by the line through the last two sizes, or in proportion to the only one.
     """
     last, seconds = tried[-1]
     slope = seconds / last

@@ -1,9 +1,9 @@
 """Micro-batches or recomputation, where a batch does not fit the memory: decided by timing both.
 
 A network whose blocks are computed again in the backward pass (`workload.passes.recomputation`)
-takes more samples at once, and one more forward pass a step. Without, a batch that does not fit
-goes in micro-batches, which take as long as their samples do, and what a pass takes whatever its
-samples.
+takes more samples at once, for one more forward pass a step. Without recomputation, a batch that
+does not fit is split into micro-batches, each of which takes the fixed time of a pass besides the
+time of its samples.
 
     two small steps weighed each way --> the most samples that fit, each way, weighed -->
     both in turns, ABBA, in seconds a sample
@@ -27,16 +27,16 @@ from batchwright.probing.measure.comparison import (
     time_left,
 )
 from batchwright.probing.measure.memory import weigh
-from batchwright.probing.measure.timing import follow, now
+from batchwright.probing.measure.timing import from_rank_0, now
 from batchwright.records import RecomputationTimes
 
-_SECOND_BATCH = 8  # with the smallest one it tells what a sample takes
-_TRIES = 4  # at the most samples that fit; what was expected is too much at most a few times
+_SECOND_BATCH = 8  # with the smallest batch it shows the bytes of a sample
+_TRIES = 4  # of batches near the limit: the expected size is too large a few times at most
 
 
 @dataclass(frozen=True)
 class _Fitting:
-    """The most samples that fit at once, 0 if not even the fewest do, and the seconds of each."""
+    """The most samples that fit at once, 0 if not even the fewest do, and seconds per sample."""
 
     samples: int
     sample_seconds: float = 0.0
@@ -51,11 +51,13 @@ def compare_recomputation(
     seconds: float,
     try_without: bool = True,
 ) -> RecomputationTimes | None:
-    """How a step of ``wanted`` samples goes into ``limit`` bytes, and how long it takes, both ways.
+    """How a step of ``wanted`` samples fits into ``limit`` bytes in both ways, and its times.
 
-    `None` where it fits as it is. The network computes as it is chosen afterwards, and all workers
-    come to the same answer. ``seconds`` are spent on the comparison, or `MIN_SECONDS`, or three
-    rounds of ABBA.
+    Later steps compute in the way that was chosen, and all workers come to the same answer. The
+    comparison takes ``seconds``, or `MIN_SECONDS`, or three rounds of ABBA, whichever is longest.
+
+    Returns:
+        `None` where the step fits without recomputation.
 
     Raises:
         JobError: The network has nothing to recompute.
@@ -66,7 +68,7 @@ def compare_recomputation(
         return None
     bench.recompute(on=True)
     again = _most(bench, resolution, wanted, limit)
-    told = RecomputationTimes(
+    found = RecomputationTimes(
         resolution=resolution,
         wanted_batch_size=wanted,
         limit_bytes=limit,
@@ -75,23 +77,23 @@ def compare_recomputation(
         chosen=plain.samples < SMALLEST_BATCH <= again.samples,
     )
     if SMALLEST_BATCH <= plain.samples < min(wanted, again.samples):
-        told = _timed(bench, told, plain, again, seconds)
-    bench.recompute(on=told.chosen)
-    return told
+        found = _timed(bench, found, plain, again, seconds)
+    bench.recompute(on=found.chosen)
+    return found
 
 
 def _timed(
-    bench: Bench, told: RecomputationTimes, plain: _Fitting, again: _Fitting, seconds: float
+    bench: Bench, found: RecomputationTimes, plain: _Fitting, again: _Fitting, seconds: float
 ) -> RecomputationTimes:
-    """The same with times, and the choice by them."""
+    """``found`` with times, and with the choice by them."""
     left = time_left(bench.group, seconds)
     each = MIN_TURNS * (plain.sample_seconds + again.sample_seconds)
     room = max(SMALLEST_BATCH, int(max(seconds, MIN_SECONDS) / each)) if each else again.samples
-    room = follow(bench.group, room)
+    room = from_rank_0(bench.group, room)
     sizes = min(plain.samples, room), min(again.samples, room)
 
     def turn(size: int, *, on: bool) -> Turn:
-        supply = bench.supply(size, told.resolution)
+        supply = bench.supply(size, found.resolution)
 
         def take() -> float:
             bench.recompute(on=on)
@@ -102,7 +104,7 @@ def _timed(
     turns = [turn(size, on=on) for size, on in zip(sizes, (False, True), strict=True)]
     times, ratio = compare(turns, left)
     plain_seconds, again_seconds = map(median, times)
-    return told.model_copy(
+    return found.model_copy(
         update={
             "compared_batch_sizes": sizes,
             "plain_sample_seconds": plain_seconds,
@@ -114,9 +116,10 @@ def _timed(
 
 
 def _most(bench: Bench, resolution: int, wanted: int, limit: int) -> _Fitting:
-    """The most samples up to ``wanted`` whose step stays within ``limit`` bytes when it is weighed.
+    """The most samples up to ``wanted`` whose step is weighed to stay within ``limit`` bytes.
 
-    Peaks are convex in the samples: a third beyond two is on the line through them, or above.
+    Peaks are convex in the samples: beyond two known sizes a peak is on the line through them, or
+    above it.
     """
     known: list[tuple[int, int]] = []
     best = _Fitting(0)
@@ -125,10 +128,10 @@ def _most(bench: Bench, resolution: int, wanted: int, limit: int) -> _Fitting:
         supply: Callable[[], Any] = bench.supply(size, resolution)
         began = now(bench.device)
         peak, _ = weigh(bench, supply)
-        if peak is None or not follow(bench.group, int(peak <= limit)):
+        if peak is None or not from_rank_0(bench.group, int(peak <= limit)):
             return None
         nonlocal best
-        # Two or three steps are in it, the first of them slow: an upper bound.
+        # Weighing takes two or three steps, the first of them slow: this is an upper bound.
         best = _Fitting(size, (now(bench.device) - began) / 2 / size)
         known.append((size, peak))
         return peak
@@ -139,11 +142,11 @@ def _most(bench: Bench, resolution: int, wanted: int, limit: int) -> _Fitting:
     if weighed(size) is not None:
         (low, low_peak), (high, high_peak) = known
         slope = max(1.0, (high_peak - low_peak) / (high - low))
-        size = follow(bench.group, min(wanted, high + int((limit - high_peak) / slope)))
+        size = from_rank_0(bench.group, min(wanted, high + int((limit - high_peak) / slope)))
     else:
         size = (best.samples + size) // 2
     for _ in range(_TRIES):
         if size <= best.samples or weighed(size) is not None:
             break
-        size = follow(bench.group, (best.samples + size) // 2)
+        size = from_rank_0(bench.group, (best.samples + size) // 2)
     return best

@@ -1,7 +1,8 @@
-r"""Seconds of a training step, while all workers of the group compute at once.
+"""Seconds of a training step, while all workers of the group compute at once.
 
 Workers on one host share its memory bandwidth and caches, so one worker alone would be measured too
-fast. Loader processes share its cores, too, so where they feed the training they do so here.
+fast. Loader processes share its cores as well, so where they feed the training, they feed the
+measured steps.
 """
 
 from __future__ import annotations
@@ -12,39 +13,40 @@ from statistics import fmean, mean
 from typing import Any
 
 from batchwright.probing.batches import Batch
-from batchwright.probing.bench import Bench, Stepping
-from batchwright.probing.measure.timing import follow
+from batchwright.probing.bench import Bench, Steppable
+from batchwright.probing.measure.timing import from_rank_0
 from batchwright.records import StepLoading
 from batchwright.training.batches.feeding import Feed
 from batchwright.workload.data.loading import Totals
 
 LONG_STEP = 0.1
-"""Seconds; a step that takes longer is warm after one, shorter ones after two."""
+"""Seconds; longer steps need one step to warm up, shorter ones two."""
 
 MIN_STEPS = 2
-"""Timed at a visit, however long they take."""
+"""Steps timed at a visit, however long they take."""
 
 _POLL_SECONDS = 0.0005
 
 Steps = list[tuple[float, float]]
 """Seconds of computing and of waiting for the exchange, of each step."""
 
-Apart = tuple[tuple[float, float], ...]
-"""The same of each worker, in rank order: means over the steps."""
+WorkerMeans = tuple[tuple[float, float], ...]
+"""Mean seconds of computing and of waiting for the exchange, of each worker in rank order."""
 
 
 def visit(
-    bench: Stepping, supply: Callable[[], Any], *, seconds: float, most_steps: int
-) -> tuple[Steps, Apart]:
-    """Seconds of computing and of waiting for the exchange of a few steps in a row.
+    bench: Steppable, supply: Callable[[], Any], *, seconds: float, most_steps: int
+) -> tuple[Steps, WorkerMeans]:
+    """Time a few steps in a row.
 
-    The first one or two steps at each visit are discarded: kernels are chosen, caches filled and
-    memory touched; and one before them in which CUDA graphs are recorded, which takes many times as
-    long. They are not in the ``seconds`` to spend.
+    The first one or two steps of each visit are discarded, in which kernels are chosen, caches
+    filled and memory touched; so is a step before them that records CUDA graphs, which takes many
+    times as long. The ``seconds`` to spend leave them out.
 
     Returns:
-        Means over the workers, for each timed step, at least `MIN_STEPS` if so many may be; and
-        those of each worker.
+        Seconds of computing and of waiting for the exchange: for each timed step, means over the
+        workers; and for each worker, means over the steps. At least `MIN_STEPS` are timed, unless
+        ``most_steps`` is less.
     """
     take_first_steps(bench, supply)
     each = _warm(bench, supply)
@@ -60,30 +62,30 @@ def _means(timed: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def visit_beside_loading(
     bench: Bench, feed: Feed, size: int, resolution: int, *, seconds: float, most_steps: int
-) -> tuple[Steps, Apart, StepLoading]:
-    """The same for steps whose batches are loaded beside them, as in a training.
+) -> tuple[Steps, WorkerMeans, StepLoading]:
+    """Time a few steps whose batches are loaded beside them, as in a training.
 
-    Loader processes take cores from the steps, and steps wait for them where they are slower; in
-    the long run one batch is loaded while one is trained on. So it is here:
+    Loader processes take cores from the steps, and steps wait for loaders that are slower than they
+    are; in the long run one batch is loaded while one is trained on. The visit reproduces that:
 
         a batch from each process, and one more | steps with that one, nothing loading |
         a step with each of the others | timed steps
 
-    Each step takes a batch and so has another loaded. Before the clock runs, those that were loaded
-    in advance are used up: of what loads faster than the steps as many are there again, of what
-    loads more slowly none, and either way it stays so. All processes load equally many meanwhile,
-    one batch at least; ``seconds`` and ``most_steps`` are otherwise kept for the timed steps.
+    Each step takes a batch, and so has another one loaded. Before the clock runs, the batches that
+    were loaded in advance are used up: then loaders faster than the steps have as many ready again
+    and slower ones none, and either stays so. All processes load equally many batches in the timed
+    steps, at least one, even beyond ``seconds`` and ``most_steps``.
 
     Returns:
-        The mean step, as often as one was timed, since batches come in bursts; that of each worker;
-        and what loading had to do with it.
+        The mean step, repeated for each timed step, since batches come in bursts; the mean step of
+        each worker; and the times of loading.
     """
     meter = feed.loading
     before = meter.totals
     stream = bench.stream(feed, [size], resolution)
     first = next(stream)
     finish_loading(bench, feed)
-    batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
+    batch_seconds, cpu_seconds = _batch_seconds(before, meter.totals)
     take_first_steps(bench, lambda: first)
     alone = _warm(bench, lambda: first)
     each = _warm(bench, stream.__next__, least=meter.loaders)
@@ -91,17 +93,17 @@ def visit_beside_loading(
     timed = [_fed_step(bench, stream) for _ in range(steps)]
     finish_loading(bench, feed)
     means = [fmean(parts) for parts in zip(*timed, strict=True)]
-    if not meter.loaders:  # nothing was loaded beside the steps: all of them tell
-        batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
+    if not meter.loaders:  # nothing was loaded beside the steps, so all of them count as alone
+        batch_seconds, cpu_seconds = _batch_seconds(before, meter.totals)
         alone = means[1] + means[2]
     everyone = bench.group.gather((*means, alone, batch_seconds, cpu_seconds))
     waited, computing, sync, alone, batch_seconds, cpu_seconds = (
         fmean(parts) for parts in zip(*everyone, strict=True)
     )
-    apart = tuple((one[0] + one[1], one[2]) for one in everyone)
+    by_worker = tuple((one[0] + one[1], one[2]) for one in everyone)
     return (
         [(waited + computing, sync)] * steps,
-        apart,
+        by_worker,
         StepLoading(
             loaders=meter.loaders,
             batch_seconds=batch_seconds,
@@ -113,7 +115,7 @@ def visit_beside_loading(
 
 
 def in_turns(count: int, loaders: int) -> int:
-    """How many batches are timed of ``count`` so that each loader process loads equally many.
+    """``count`` batches, rounded so that each loader process loads equally many, at least one.
 
     Example:
         >>> in_turns(10, 0), in_turns(10, 4), in_turns(10, 16)
@@ -122,29 +124,29 @@ def in_turns(count: int, loaders: int) -> int:
     return max(1, count // loaders) * loaders if loaders else count
 
 
-def take_first_steps(bench: Stepping, *supplies: Callable[[], Any]) -> None:
-    """Those that tell nothing of the steps that come, once batches are supplied anew."""
+def take_first_steps(bench: Steppable, *supplies: Callable[[], Any]) -> None:
+    """Take the steps after a new supply that record CUDA graphs: their times say nothing."""
     for _ in range(bench.first_steps):
         bench.step(*supplies)
 
 
-def _warm(bench: Stepping, supply: Callable[[], Any], *, least: int = 1) -> float:
-    """Seconds of the last of one or two steps that are not timed, or of ``least``."""
+def _warm(bench: Steppable, supply: Callable[[], Any], *, least: int = 1) -> float:
+    """Take one or two steps to warm up, or ``least`` if that is more; seconds of the last one."""
     each = sum(bench.step(supply))
-    more = max(least - 1, follow(bench.group, int(each < LONG_STEP)))
+    more = max(least - 1, from_rank_0(bench.group, int(each < LONG_STEP)))
     for _ in range(more):
         each = sum(bench.step(supply))
     return each
 
 
-def _affordable(bench: Stepping, each: float, seconds: float, most_steps: int) -> int:
-    """How many steps are timed, the same on all workers."""
+def _affordable(bench: Steppable, each: float, seconds: float, most_steps: int) -> int:
+    """Number of timed steps, the same on all workers."""
     wanted = int(min(most_steps, seconds / each))
-    return follow(bench.group, min(most_steps, max(MIN_STEPS, wanted)))
+    return from_rank_0(bench.group, min(most_steps, max(MIN_STEPS, wanted)))
 
 
-def _of_a_batch(before: Totals, after: Totals) -> tuple[float, float]:
-    """Wall and processor seconds that loading a batch took a process."""
+def _batch_seconds(before: Totals, after: Totals) -> tuple[float, float]:
+    """Wall and processor seconds that a process takes to load a batch."""
     batches = after.batches - before.batches
     return (
         (after.seconds - before.seconds) / batches,
@@ -153,7 +155,7 @@ def _of_a_batch(before: Totals, after: Totals) -> tuple[float, float]:
 
 
 def _fed_step(bench: Bench, stream: Iterator[Batch]) -> tuple[float, float, float]:
-    """Seconds of waiting for the batch, of computing and of waiting for the exchange."""
+    """Take a step; seconds of waiting for the batch, computing, and waiting for the exchange."""
     start = time.perf_counter()
     batch = next(stream)
     waited = time.perf_counter() - start
@@ -161,10 +163,10 @@ def _fed_step(bench: Bench, stream: Iterator[Batch]) -> tuple[float, float, floa
 
 
 def finish_loading(bench: Bench, feed: Feed) -> None:
-    """Wait until all that was asked for is loaded, on all workers: it would disturb what comes.
+    """Wait until all workers have loaded the batches asked for: loading would disturb later steps.
 
-    What fails counts, and is raised with its batch.
+    A batch that fails to load counts as well; its error is raised when the batch is taken.
     """
     while feed.loading.batches < feed.loading.asked:
         time.sleep(_POLL_SECONDS)
-    follow(bench.group, 0)
+    from_rank_0(bench.group, 0)

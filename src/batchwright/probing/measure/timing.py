@@ -1,4 +1,4 @@
-"""Honest clocks: wait for the device, discard the first steps, say how far times are apart."""
+"""Clocks that wait for the device, statistics of step times, and decisions of all workers."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ import torch
 
 from batchwright.distributed.group import Group
 
-_MOST_MEDIANS = 3.0  # that a step counts for: a suspended process says nothing about steps
+_MOST_MEDIANS = 3.0  # medians that a step counts for at most: its process may have been suspended
 
 
 class MeanStep(NamedTuple):
-    """A step as a training has it, which takes the sum of its steps, not their median."""
+    """The mean step of a visit: a training takes the sum of its steps, not their median."""
 
     compute: float
     """Seconds of computing."""
     sync: float
-    """Seconds of waiting for the exchange that computing did not hide."""
+    """Seconds of waiting for the part of the exchange that computing did not hide."""
     error: float
-    """Standard error of the whole, as a share of it, by how the steps scatter."""
+    """Standard error of the step's seconds, as a share of them, by the scatter of the steps."""
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.compute + self.sync
 
 
 def now(device: torch.device) -> float:
-    """Wall-clock seconds once everything given to ``device`` is done."""
+    """Wall-clock seconds once all work given to ``device`` is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile; of one value, three times that value."""
+    """Lower quartile, median and upper quartile; a single value is all three."""
     if len(seconds) == 1:
         return seconds[0], seconds[0], seconds[0]
     low, _, high = quantiles(seconds, n=4, method="inclusive")
@@ -47,11 +47,11 @@ def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
 
 
 def mean_step(steps: Sequence[tuple[float, float]]) -> MeanStep:
-    """Mean of a visit's steps, each of seconds of computing and of waiting.
+    """Mean of a visit's steps, each given as seconds of computing and of waiting.
 
-    It lies above the median, the more the longer the tail: by 1 % with one worker, by up to 18 %
-    where short steps of two wait for each other. A step that takes much longer than the median
-    counts as if it took three times as long.
+    The mean lies above the median, the more the longer the tail: by 1 % with one worker, by up to
+    18 % where two workers with short steps wait for each other. A step that takes more than three
+    times the median counts as three times the median.
     """
     whole = [compute + sync for compute, sync in steps]
     most = _MOST_MEDIANS * median(whole)
@@ -65,16 +65,16 @@ def mean_step(steps: Sequence[tuple[float, float]]) -> MeanStep:
     return MeanStep(compute, sync, error)
 
 
-def follow(group: Group, number: int) -> int:
-    """Rank 0's ``number``: its clock decides for all, so that nobody waits for a lost step."""
-    return _summed(group, number if group.rank == 0 else 0)
+def from_rank_0(group: Group, number: int) -> int:
+    """Rank 0's ``number`` on all workers, which so decide alike and take equally many steps."""
+    return _sum(group, number if group.rank == 0 else 0)
 
 
-def on_any(group: Group, here: bool) -> bool:
-    """Whether something is so on any worker."""
-    return bool(_summed(group, int(here)))
+def on_any_worker(group: Group, here: bool) -> bool:
+    """Whether ``here`` is true on any worker."""
+    return bool(_sum(group, int(here)))
 
 
-def _summed(group: Group, number: int) -> int:
-    """Over the workers; where they compute, as a group of the user's own may be NCCL's alone."""
+def _sum(group: Group, number: int) -> int:
+    """Sum over the workers, on the device: a group that the user made may have NCCL alone."""
     return int(group.sum(torch.tensor([number], device=group.device)).item())

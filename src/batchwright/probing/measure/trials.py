@@ -3,9 +3,9 @@
     starting weights --> steps on one part of the training images, the rate rising and falling as in
     a whole training of this length --> accuracy and loss on the other part
 
-Every trial begins with the same weights, and takes the same images in the same order: two of them
-differ in what was asked for alone. The job's own held-out images are not looked at, or what is
-chosen by trials would look better on them than it is.
+Every trial begins with the same weights and takes the same images in the same order, so two trials
+differ only in the settings asked for. Trials do not use the job's own held-out images: a choice by
+those would make the accuracy on them look better than it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batchwright.algorithms.learning_rate import make_rule, rate_factor
 from batchwright.algorithms.partition import apportion
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.probing.batches import Batch
-from batchwright.probing.bench import Bench, Taken, if_it_fits
+from batchwright.probing.bench import Bench, StepResult, if_it_fits
 from batchwright.probing.commands import RunTrial, ignored
 from batchwright.probing.measure.evaluation import answers
 from batchwright.probing.measure.timing import now
@@ -38,7 +38,7 @@ from batchwright.training.evaluate.evaluation import (
 )
 from batchwright.workload.task import has_batch_norm
 
-_PAUSE = 0.5  # seconds between two words of how far a trial has come
+_PAUSE = 0.5  # seconds between two reports of a trial's progress
 
 
 class GivenUp(BatchwrightError):  # noqa: N818 - the probe goes on
@@ -46,27 +46,28 @@ class GivenUp(BatchwrightError):  # noqa: N818 - the probe goes on
 
 
 class NoAccuracy(BatchwrightError):  # noqa: N818 - the probe goes on
-    """What the network puts out is not a number for each class, or labels are not classes."""
+    """The network's outputs are not a number for each class, or the labels are not classes."""
 
 
 def run_trial(
-    bench: Bench, command: RunTrial, tell: Callable[[float], None] = ignored
+    bench: Bench, command: RunTrial, on_progress: Callable[[float], None] = ignored
 ) -> Trial | None:
-    """Train and judge; all workers of the bench's group call this together.
+    """Train and evaluate; all workers of the bench's group call this together.
 
-    The learning rate is as in a training of one epoch of so many samples. Images are judged at the
-    resolution that was trained at. The bench has its starting weights again afterwards, and the
-    optimizer that it had. ``tell`` takes the share that is done, now and then.
+    The learning rate is that of a training of one epoch of ``command.samples``. The evaluation is
+    at the resolution of the training. Afterwards the bench has its starting weights and its former
+    optimizer again. ``on_progress`` is called now and then with the share of the trial that is
+    done.
 
     Returns:
-        What was learnt; `None` if memory ran out on some worker. Where a gradient or the held-out
-        loss is not finite, the trial is recorded at its whole length with the accuracy of guessing.
+        The trial; `None` if memory ran out on some worker. Where a gradient or the held-out loss is
+        not finite, the trial is recorded at its whole length with the accuracy of guessing.
 
     Raises:
-        JobError: The network has nothing for this optimizer to do, or there are too few samples for
-            what is asked.
-        GivenUp: On all workers, where it took too long on one; the bench is as it was.
-        NoAccuracy: On all workers; the bench is as it was.
+        JobError: The network has nothing for this optimizer to do, or there are too few samples.
+        GivenUp: The trial took too long on some worker; raised on all workers, and the bench is as
+            it was before.
+        NoAccuracy: Raised on all workers; the bench is as it was before.
     """
     batch_norm = has_batch_norm(bench.network)
     least, workers = 2 if batch_norm else 1, bench.group.size
@@ -86,16 +87,16 @@ def run_trial(
         seed_worker(bench.job.seed, 0, bench.group.rank)  # as a training does, for its dropout
         with bench.training(command.optimizer, rate) as optimizer:
             began = now(bench.device)
-            done = _train(bench, optimizer, course, rule, _Watch(command.most_seconds, tell))
-            judged: tuple[float, float] | None = (0.0, inf)
-            if not done.stopped:  # one that diverged, too, as outputs may be no classes
-                judged = _judge(bench, held, command, fits=done.fits)
+            done = _train(bench, optimizer, course, rule, _Watch(command.most_seconds, on_progress))
+            evaluated: tuple[float, float] | None = (0.0, inf)
+            if not done.stopped:  # a diverged trial is evaluated too: its outputs may be no classes
+                evaluated = _judge(bench, held, command, fits=done.fits)
             seconds = now(bench.device) - began
     if done.stopped:
         raise GivenUp(f"a trial was given up after {seconds:.3g} s")
-    if judged is None:
+    if evaluated is None:
         return None
-    accuracy, loss = judged
+    accuracy, loss = evaluated
     if isnan(accuracy):
         raise NoAccuracy("a trial has no accuracy to be judged by")
     finite = done.finite and isfinite(loss)
@@ -115,7 +116,10 @@ def run_trial(
 
 
 def _rule(job: Job, command: RunTrial, *, batch_norm: bool) -> LearningRateRule:
-    """That of a plan for so many samples; a warm-up of so many epochs keeps its share of them."""
+    """The learning-rate rule of a plan for the trial's samples.
+
+    A warm-up given in epochs keeps its share of the training.
+    """
     if job.warmup_epochs != "auto":
         job = job.model_copy(update={"warmup_epochs": min(1.0, job.warmup_epochs / job.epochs)})
     return make_rule(
@@ -129,11 +133,12 @@ def _rule(job: Job, command: RunTrial, *, batch_norm: bool) -> LearningRateRule:
 
 
 class _Course:
-    """Which samples this worker takes at which step.
+    """The samples that this worker takes at each step.
 
-    The epochs' orders lie behind each other, and a step may reach from one into the next: the trial
-    is an epoch of its own, whatever the length of the data. A step's images are changed at random
-    as in the epoch in which it begins. The bench's group shares each step as evenly as can be.
+    The orders of the data's epochs follow one another, and a step may reach from one epoch into the
+    next: the trial itself is one epoch, whatever the length of the data. A step's images are
+    augmented as in the epoch in which the step begins. The workers of the bench's group share each
+    step as evenly as possible.
     """
 
     def __init__(
@@ -145,13 +150,13 @@ class _Course:
         shares = [1.0] * bench.group.size
         self._shares = {size: tuple(apportion(shares, size)) for size in set(sizes)}
         weights, seed = bench.batches.sampling_weights(images), bench.job.seed
-        # A step rarely looks at more than the epoch that it is in and the next.
+        # A step rarely takes samples from more than its epoch and the next.
         self._order = lru_cache(maxsize=2)(
             lambda epoch: images[epoch_order(len(images), epoch, seed, weights)]
         )
 
     def __iter__(self) -> Iterator[tuple[int, list[float], Iterator[Batch]]]:
-        """Samples seen before a step, share of each micro-batch in it, and what makes these."""
+        """Per step: samples seen before it, each micro-batch's share of it, and the batches."""
         starts = accumulate(self._sizes, initial=0)
         steps = (
             Step(start, self._shares[size])
@@ -166,13 +171,13 @@ class _Course:
                 yield step.start, shares, batches
 
     def _parts(self, step: Step) -> list[tuple[int, int]]:
-        """First place and number of samples of this worker's micro-batches."""
+        """First position and number of samples of each of this worker's micro-batches."""
         first, last = step.span(self._rank)
         counts = micro_batches(last - first, self._command.micro_batch, self._least)
         return list(zip(accumulate(counts, initial=first), counts, strict=False))
 
     def _taken(self, place: int, count: int) -> Tensor:
-        """Indices of the samples at so many places from ``place`` on."""
+        """Indices of the ``count`` samples from position ``place`` on."""
         epoch, first = divmod(place, len(self._images))
         found = self._order(epoch)[first : first + count]
         if len(found) == count:
@@ -181,18 +186,18 @@ class _Course:
 
 
 class _Watch:
-    """Tells how far a trial has come, and whether its time is up, by this worker's clock."""
+    """Reports a trial's progress, and whether its time is up, by this worker's clock."""
 
-    def __init__(self, most_seconds: float | None, tell: Callable[[float], None]) -> None:
-        self._tell, self._told = tell, time.perf_counter()
-        self._end = inf if most_seconds is None else self._told + most_seconds
+    def __init__(self, most_seconds: float | None, on_progress: Callable[[float], None]) -> None:
+        self._on_progress, self._reported = on_progress, time.perf_counter()
+        self._end = inf if most_seconds is None else self._reported + most_seconds
 
     def is_late(self, share: float) -> bool:
-        """Before a step, with the share of the trial that is done."""
+        """Whether the time is up before a step; ``share`` of the trial is done."""
         now = time.perf_counter()
-        if now - self._told >= _PAUSE:
-            self._told = now
-            self._tell(share)
+        if now - self._reported >= _PAUSE:
+            self._reported = now
+            self._on_progress(share)
         return now > self._end
 
 
@@ -202,13 +207,14 @@ def _train(
     course: _Course,
     rule: LearningRateRule,
     watch: _Watch,
-) -> Taken:
-    """How the last step went that was tried.
+) -> StepResult:
+    """Train until the end, or until a step does not fit, is not finite, or is late on any worker.
 
-    One that does not fit, is infinite, or is a step too late on any worker ends the training.
+    Where memory runs out in the update, only this worker notices: the others learn of it at the
+    next step, or in the evaluation.
 
-    Where memory runs out in the update, only this worker knows: the others learn it at the next
-    step, or as they judge.
+    Returns:
+        The result of the last step.
     """
     first_rates = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     fits = True
@@ -222,7 +228,7 @@ def _train(
         fits = taken is not None
         if taken is not None and (taken.stopped or not (taken.fits and taken.finite)):
             return taken
-    return Taken(fits=fits)
+    return StepResult(fits=fits)
 
 
 def _no_memory() -> Batch:
@@ -232,9 +238,16 @@ def _no_memory() -> Batch:
 def _judge(
     bench: Bench, held: Tensor, command: RunTrial, *, fits: bool
 ) -> tuple[float, float] | None:
-    """Accuracy and mean loss, each worker on its share; `None` if it does not fit on some worker.
+    """Accuracy and mean loss on the held-out images, which the workers share.
 
-    ``held`` are indices of images; ``fits`` says whether all has fitted here until now.
+    Args:
+        bench: With the trained weights.
+        held: Indices of the held-out images, int64 (n,).
+        command: Gives resolution and micro-batch.
+        fits: Whether everything has fitted this worker's memory so far.
+
+    Returns:
+        `None` if memory ran out on some worker; not a number where there is no accuracy.
     """
     group, network = bench.group, bench.network
     first, last = Step(0, tuple(apportion([1.0] * group.size, len(held)))).span(group.rank)
@@ -242,15 +255,15 @@ def _judge(
     batches = bench.batches.training_feed(group.size).evaluation(parts, command.resolution)
     with evaluation_mode(network), merged_batch_norm(network, group, 1 / group.size):
         sums = if_it_fits(partial(_sums, bench, batches)) if fits else None
-    told = torch.tensor(
+    own = torch.tensor(
         [*(sums or (0.0, 0.0)), float(sums is None)], dtype=torch.float64, device=bench.device
     )
-    right, loss, failed = group.sum(told).tolist()
+    right, loss, failed = group.sum(own).tolist()
     return None if failed else (right / len(held), loss / len(held))
 
 
 def _sums(bench: Bench, batches: Iterator[Batch]) -> tuple[float, float]:
-    """Images that are told right, and their losses, added up; not a number without accuracy."""
+    """Number of right answers, and sum of the losses; both not a number without accuracy."""
     right = loss = 0.0
     with without_gradients():
         for images, labels in batches:

@@ -1,4 +1,4 @@
-"""Seconds of an optimizer's step, for those that a plan may choose from."""
+"""Seconds of an optimizer's step, for the optimizers that a plan may choose from."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import torch
 from batchwright.errors import JobError
 from batchwright.probing.batches import Batch
 from batchwright.probing.bench import SMALLEST_BATCH, Bench
-from batchwright.probing.measure.timing import follow, now, spread
+from batchwright.probing.measure.timing import from_rank_0, now, spread
 from batchwright.records import UpdateTime
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
 from batchwright.training.step.normalization import Statistics
 from batchwright.workload.task import build_optimizer
 
-_LEAST, _MOST = 3, 50
-_ALONE = 1.2  # how far one update alone may be off, as a factor
+_LEAST, _MOST = 3, 50  # timed updates of an optimizer
+_ALONE = 1.2  # factor by which the time of a single update may be off
 
 
 def update_times(bench: Bench, *, seconds: float) -> tuple[UpdateTime, ...]:
-    """Time the update of each optimizer, all workers at the same time, for so many seconds each.
+    """Time the updates of each optimizer for about ``seconds``, on all workers at the same time.
 
-    Each follows a backward pass, as in a training. Straight after one another, with weights and
-    moments still in the caches, updates take a tenth less, SGD's half.
+    Each update follows a backward pass, as in a training. Updates straight after one another, with
+    weights and moments still in the caches, would take a tenth less, SGD's half as long.
 
-    One that takes longer by itself is timed once, without warming up: Muon makes matrices of a
-    classifier with 100 million weights orthogonal in a minute or two of a processor core.
+    An update that takes longer than ``seconds`` is timed once, without warming up: Muon takes a
+    minute or two of a processor core to orthogonalize a classifier with 100 million weights.
 
-    The bench's network is the same again afterwards, and it has no gradients.
+    The bench's network has its former weights afterwards, and no gradients.
 
     Returns:
-        By optimizer; without those that have nothing to do on this network.
+        Times by optimizer, without optimizers that have nothing to do on this network.
     """
     with torch.no_grad():
         weights = [parameter.detach().clone() for parameter in bench.trained]
@@ -67,8 +67,9 @@ def update_times(bench: Bench, *, seconds: float) -> tuple[UpdateTime, ...]:
 def _timed(
     bench: Bench, optimizer: torch.optim.Optimizer, batch: Batch, seconds: float
 ) -> tuple[float, float, float, int]:
+    """Lower quartile, median and upper quartile of the seconds, and the number of updates."""
     first = _seconds(bench, optimizer)
-    if follow(bench.group, int(first > seconds)):  # more of them would take too much of the probe
+    if from_rank_0(bench.group, int(first > seconds)):  # more would take too much of the probe
         return first / _ALONE, first, first * _ALONE, 1
     optimizer.step()
     started = now(bench.device)
@@ -77,7 +78,7 @@ def _timed(
         _backward(bench, batch)
         times.append(_seconds(bench, optimizer))
         going = len(times) < _LEAST or now(bench.device) - started < seconds
-        if not follow(bench.group, int(going)):  # all do as many
+        if not from_rank_0(bench.group, int(going)):  # equally many on all workers
             break
     return *spread(times), len(times)
 
@@ -89,7 +90,7 @@ def _seconds(bench: Bench, optimizer: torch.optim.Optimizer) -> float:
 
 
 def _backward(bench: Bench, batch: Batch) -> None:
-    """A backward pass whose gradients are not kept: those of the updates stay as they are."""
+    """Take a backward pass and drop its gradients; the updates keep using theirs."""
     kept = [parameter.grad for parameter in bench.trained]
     for parameter in bench.trained:
         parameter.grad = None

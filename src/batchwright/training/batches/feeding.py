@@ -21,14 +21,14 @@ from torch.utils.data import (
 
 from batchwright.errors import DataError, PlanError
 from batchwright.training.batches.randomness import put_aside, seed_item
-from batchwright.workload.data.copying import sent
+from batchwright.workload.data.copying import copy_to_device
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.loading import (
     OWN_DATA_LOADERS,
     LoadingMeter,
     MeteredItems,
     batches_of,
-    stay_at_a_stop,
+    ignore_stop_signals,
 )
 from batchwright.workload.data.pipeline import ImagePipeline
 
@@ -59,7 +59,7 @@ class Feed(Protocol):
     def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
         """A training batch for each tensor of sample indices, in order; may fetch ahead."""
 
-    def made_there(self, resolution: int) -> bool:
+    def made_on_gpu(self, resolution: int) -> bool:
         """Whether a GPU makes the batches, so that the host waits for nothing."""
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
@@ -107,9 +107,9 @@ class PipelineFeed:
         """(images, labels) with augmentation."""
         return self._pipeline.training_batches(batches, epoch=epoch, resolution=resolution)
 
-    def made_there(self, resolution: int) -> bool:
-        """See `ImagePipeline.makes_there`."""
-        return self._pipeline.makes_there(resolution)
+    def made_on_gpu(self, resolution: int) -> bool:
+        """See `ImagePipeline.makes_on_gpu`."""
+        return self._pipeline.makes_on_gpu(resolution)
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
         """One such batch."""
@@ -149,7 +149,7 @@ class FileFeed:
         """(images, labels) with augmentation."""
         return self._pipeline.batches(batches, epoch=epoch, resolution=resolution)
 
-    def made_there(self, resolution: int) -> bool:
+    def made_on_gpu(self, resolution: int) -> bool:
         """No: images are decoded on the CPU."""
         del resolution
         return False
@@ -234,7 +234,7 @@ class DatasetFeed:
         for batch in self._fetch(batches, epoch):
             yield self._resized(batch, resolution)
 
-    def made_there(self, resolution: int) -> bool:
+    def made_on_gpu(self, resolution: int) -> bool:
         """No: the data set makes them on the CPU."""
         del resolution
         return False
@@ -266,7 +266,7 @@ class DatasetFeed:
             num_workers=loaders,
             prefetch_factor=ahead if loaders else None,
             collate_fn=metered.collate,
-            worker_init_fn=stay_at_a_stop,
+            worker_init_fn=ignore_stop_signals,
             # This process pins by itself what it fetches: PyTorch would refuse samples on the GPU.
             pin_memory=loaders > 0 and self._device.type == "cuda",
             persistent_workers=loaders > 0,
@@ -347,7 +347,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """Move every tensor in a batch to the device, and whatever else has ``.to(device)``."""
     dense = isinstance(batch, Tensor) and batch.layout is torch.strided  # no other can be pinned
     if dense and (batch.device.type, device.type) == ("cpu", "cuda"):
-        return sent(batch, device)
+        return copy_to_device(batch, device)
     if callable(getattr(batch, "to", None)):
         try:
             return batch.to(device, non_blocking=True)

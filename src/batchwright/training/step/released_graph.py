@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from batchwright.workload.passes.graph_nodes import graph_nodes
+from batchwright.workload.passes.recorded_passes import graph_nodes
 
 
 def release_graph(loss: Tensor) -> None:

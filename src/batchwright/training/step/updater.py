@@ -15,7 +15,7 @@ from batchwright.training.step.early_batches import Early
 from batchwright.training.step.gradient_scaling import multiply
 from batchwright.workload.extras import in_words
 from batchwright.workload.host import is_out_of_memory, release_memory
-from batchwright.workload.optimizers import leaves_out_steps, unless
+from batchwright.workload.optimizers import can_skip_steps, skip_step_if
 
 
 class Updater:
@@ -95,14 +95,14 @@ class Updater:
         complete = len(self._optimizer.state) == self._state_size
         complete = complete or all(g.get("momentum") == 0 for g in self._optimizer.param_groups)
         waits = waits or self._waits or factors is not None or not complete
-        updates = not waits and leaves_out_steps(self._optimizer)
+        updates = not waits and can_skip_steps(self._optimizer)
         if not (updates or early.asked):
             return None
 
         def queue(unusual: Tensor | None) -> None:
             if unusual is not None:
                 self.begun = True
-                with unless(self._optimizer, unusual):
+                with skip_step_if(self._optimizer, unusual):
                     self._step()
             early.make()
 

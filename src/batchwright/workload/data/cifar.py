@@ -26,7 +26,17 @@ _SIDE = 32
 
 @dataclass(frozen=True)
 class Edition:
-    """One of the two data sets: its files with their published sizes, and its keys."""
+    """One of the two data sets.
+
+    Attributes:
+        title: The published name.
+        folder: Name of the usual folder.
+        train: Names and published sizes, in bytes, of the files of training images.
+        val: Names and sizes of the files of test images.
+        names: Name and size of the file of class names.
+        label_key: Key of the labels in a file of images.
+        name_key: Key of the class names in their file.
+    """
 
     title: str
     folder: str
@@ -128,8 +138,9 @@ def _read_batch(edition: Edition, path: Path, classes: int) -> Arrays:
 
 # ----------------------------------------------------------------------------------------- pickles
 
-# All that these files are made of besides numbers, text, lists and dictionaries. A pickle may call
-# whatever it can name, so it can name nothing else. The files say numpy.core, newer numpy _core.
+# The only names that these files use, besides numbers, text, lists and dictionaries. A pickle may
+# call anything that it can name, so it can name nothing else. The files say numpy.core, newer
+# releases of numpy _core.
 _RECONSTRUCT = np.empty(0).__reduce__()[0]
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
@@ -140,7 +151,7 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 
 
 class _ForeignNameError(Exception):
-    """A pickle names something that is not admitted."""
+    """A pickle uses a name that is not admitted."""
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -156,7 +167,7 @@ def _unpickle(edition: Edition, path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    # Python 2 wrote these files; its strings come out as bytes.
+    # Python 2 wrote these files; its strings are loaded as bytes.
     try:
         content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
     except _ForeignNameError as error:

@@ -1,4 +1,4 @@
-"""Batches on their way to a device: nothing waits for a copy, and the next is made meanwhile."""
+"""Batches on their way to a device: copied without waiting, and made one ahead."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Request = TypeVar("Request")
 Made = tuple[Tensor, ...]
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on a device; what uses it there waits for the copy, the host does not.
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to a device; work on the device waits for the copy, the host does not.
 
-    Only from pinned memory can a copy be left to itself. On the CPU it is the tensor.
+    Only copies from pinned memory run by themselves. On the CPU the tensor itself is returned.
     """
     if device.type == "cpu":
         return tensor
@@ -27,38 +27,38 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @cache
-def aside_of(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a GPU in which `made_ahead` works.
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a GPU in which `prefetched` works.
 
-    One for all its calls: PyTorch's allocator keeps what was freed in a stream for that stream.
+    All calls use one stream: PyTorch's allocator keeps memory freed in a stream for that stream.
     """
     return torch.cuda.Stream(device)
 
 
-def made_ahead(
+def prefetched(
     make: Callable[[Request], Made], requests: Iterable[Request], device: torch.device
 ) -> Iterator[Made]:
-    """What ``make`` gives for each request, made in a thread while the one before is in use.
+    """The results of ``make`` for each request, made in a thread while the one before is in use.
 
     On CUDA the thread's copies and kernels run beside those of the training, in a stream of their
-    own. One request more is asked for than was given out. Where that finds no memory beside the
-    training, which is at its peak, it is made once more when its turn has come.
+    own. One more request is taken than results are given out. If memory runs out while the training
+    is at its peak, the result is made once more when it is due.
 
     Args:
-        make: Tensors on the device for a request; called by one thread at a time.
-        requests: In order.
-        device: Where they go.
+        make: Makes tensors on the device for a request; called by one thread at a time.
+        requests: Requests, in order.
+        device: Device of the tensors.
     """
-    aside = aside_of(device) if device.type == "cuda" else None
+    side_stream = copy_stream(device) if device.type == "cuda" else None
 
     def work(request: Request) -> tuple[Made, torch.Event | None]:
-        with torch.cuda.stream(aside):
-            return make(request), None if aside is None else aside.record_event()
+        with torch.cuda.stream(side_stream):
+            return make(request), None if side_stream is None else side_stream.record_event()
 
     def taken(future: Future[tuple[Made, torch.Event | None]], request: Request) -> Made:
         failed = future.exception()
         if failed is not None and is_out_of_memory(failed):
-            failed.__traceback__ = None  # its frames hold what was made until then
+            failed.__traceback__ = None  # its frames hold the tensors made so far
             release_memory(device)
             future = pool.submit(work, request)
         made, copied = future.result()
@@ -66,10 +66,10 @@ def made_ahead(
             stream = torch.cuda.current_stream(device)
             stream.wait_event(copied)
             for tensor in made:
-                tensor.record_stream(stream)  # its memory is not given to others before
+                tensor.record_stream(stream)  # keeps its memory until this stream has used it
         return made
 
-    # A thread has a current device of its own, the first GPU at first.
+    # A new thread's current device would be the first GPU.
     with ThreadPoolExecutor(1, "batches", enter, (device,)) as pool:
         ahead: tuple[Future[tuple[Made, torch.Event | None]], Request] | None = None
         for request in requests:

@@ -15,9 +15,9 @@ from PIL import Image, UnidentifiedImageError
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-"""Names that are taken for images, in lower case."""
+"""Suffixes of image files, in lower case."""
 
-# Formats that Pillow decodes itself: no other program (as for EPS) runs on a stranger's file.
+# Formats that Pillow decodes itself, without running another program on the file, as for EPS.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION = 0x0112  # EXIF tag
 _UPRIGHT = {
@@ -29,8 +29,8 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-STORE_MARGIN = 1.15  # room for random crops around the training resolution
-_REDUCING_GAP = 2.0  # cheap reduction stops at twice the wanted size; the filter does the rest
+STORE_MARGIN = 1.15  # shorter side of a stored image over the training resolution, for random crops
+_REDUCING_GAP = 2.0  # cheap reduction stops at twice the wanted size, the filter does the rest
 
 
 class UnreadableImageError(Exception):
@@ -40,16 +40,19 @@ class UnreadableImageError(Exception):
 def decode(data: bytes, *, top_resolution: int) -> npt.NDArray[np.uint8]:
     """The pixels of an encoded image, as uint8 (height, width, 3).
 
-    Upright by its EXIF orientation. Transparent parts are laid on white. 16-bit grey is divided by
-    257. CMYK is converted without colour profile. Of an animation, the first frame.
+    The image is turned upright by its EXIF orientation. Transparent parts are laid on white. 16-bit
+    grey is divided by 257. CMYK is converted without colour profile. An animation gives its first
+    frame.
 
     Args:
         data: The file's content.
-        top_resolution: Largest training resolution, in pixels. A shorter side above 1.15 times
-            that is reduced to it, one below it is enlarged to it; the aspect is kept.
+        top_resolution: Largest training resolution, in pixels. A shorter side above 1.15 times the
+            resolution is reduced to that, one below the resolution is enlarged to the resolution;
+            the aspect ratio is kept.
 
     Raises:
-        UnreadableImageError: Damaged, of an unknown format, too large, or of deep colour.
+        UnreadableImageError: The image is damaged, of an unknown format, too large, or has more
+            than 16 bits a colour.
     """
     with _readable(io.BytesIO(data)) as image:
         return _decode(image, top_resolution)
@@ -57,9 +60,9 @@ def decode(data: bytes, *, top_resolution: int) -> npt.NDArray[np.uint8]:
 
 @contextmanager
 def _readable(file: BinaryIO) -> Iterator[Image.Image]:
-    """The opened image; whatever goes wrong with it inside makes it unreadable."""
-    # Pillow's decoders raise many kinds of exception on damaged files (SyntaxError, struct.error,
-    # zlib.error ...): whatever they raise, this file is unreadable.
+    """Inside, the opened image; any error inside becomes an `UnreadableImageError`."""
+    # Pillow's decoders raise many kinds of exceptions on damaged files: SyntaxError, struct.error,
+    # zlib.error and others.
     try:
         with Image.open(file, formats=_FORMATS) as image:
             _refuse_large(*image.size)
@@ -87,18 +90,19 @@ def decode_square(
 
     It is the square of ``top_resolution`` pixels that would be cropped out of the image as `decode`
     stores it, but at the smallest scale at which the decoder gives at least ``resolution`` pixels:
-    JPEG decodes at 1/2, 1/4 or 1/8 of its size for a fraction of the time, and what is still twice
-    as large or more is averaged over whole blocks of pixels.
+    JPEG decodes at 1/2, 1/4 or 1/8 of its size for a fraction of the time, and a square that is
+    still twice as large or more is averaged over whole blocks of pixels.
 
     Args:
         data: The file's content.
         top_resolution: Highest training resolution, in pixels.
-        resolution: Wanted, in pixels; the square has at least as many unless the image has not.
-        place: Where it lies between top and bottom, and between left and right, each in [0, 1];
-            unset: in the middle.
+        resolution: Wanted side, in pixels; the square has at least as many, unless the image has
+            fewer.
+        place: Position of the square between top and bottom, and between left and right, each in
+            [0, 1]; unset: in the middle.
 
     Raises:
-        UnreadableImageError: As `decode`.
+        UnreadableImageError: As `decode` raises.
     """
     with _readable(io.BytesIO(data)) as image:
         shorter = min(image.size)
@@ -118,10 +122,10 @@ def decode_square(
 
 
 def size_of(data: bytes) -> tuple[int, int]:
-    """Width and height of an encoded image in pixels, as its header says, not turned upright.
+    """Width and height of an encoded image in pixels, from its header, not turned upright.
 
     Raises:
-        UnreadableImageError: It is not an image, or too large.
+        UnreadableImageError: The data are not an image, or it is too large.
     """
     with _readable(io.BytesIO(data)) as image:
         return image.size
@@ -131,18 +135,18 @@ _STARTS = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*", b"MM\0*")
 
 
 def is_image(data: bytes) -> bool:
-    """Whether bytes begin as an encoded image does."""
+    """Whether bytes begin like an encoded image."""
     plain = data[:1] == b"P" and data[1:2] in b"123456" and data[2:3].isspace()
     return plain or data.startswith(_STARTS)
 
 
 def encoded(image: Image.Image) -> bytes:
-    """An image that a library has decoded, losslessly; equal bytes for equal pixels."""
+    """Encode an image that a library has decoded, losslessly; equal pixels give equal bytes."""
     if image.mode in ("L", "RGB") and not image.has_transparency_data:
         head = b"P%d %d %d 255\n" % (5 if image.mode == "L" else 6, *image.size)
         return head + image.tobytes()
     if image.has_transparency_data and image.mode in ("P", "L", "RGB"):
-        image = image.convert("RGBA")  # TIFF holds no other transparency
+        image = image.convert("RGBA")  # TIFF stores transparency in no other way
     file = io.BytesIO()
     image.save(file, "TIFF")
     return file.getvalue()
@@ -165,7 +169,7 @@ def _decode(image: Image.Image, top_resolution: int) -> npt.NDArray[np.uint8]:
     image.draft(None, (int(width * _REDUCING_GAP), int(height * _REDUCING_GAP)))
     encoded_size = image.size
     image.load()
-    # Asked for after loading: PNG may hold it behind the pixels, and TIFF turns itself.
+    # Read after loading: PNG may store the orientation behind the pixels, and TIFF turns itself.
     upright = _UPRIGHT.get(_orientation(image))
     if image.size != encoded_size:
         width, height = height, width
@@ -178,7 +182,7 @@ def _decode(image: Image.Image, top_resolution: int) -> npt.NDArray[np.uint8]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The loaded image in mode RGB, turned as its orientation says."""
+    """The loaded image in mode RGB, turned upright by its orientation."""
     image.load()
     turn = _UPRIGHT.get(_orientation(image))
     image = _rgb(image)
@@ -186,7 +190,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _refuse_large(width: int, height: int) -> None:
-    """Hold Pillow's limit: a small file may claim to unpack to more than the memory."""
+    """Enforce Pillow's limit: a small file may claim to unpack to more than the memory."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
         raise UnreadableImageError(_too_large(f"{width} x {height} pixels are more than"))
@@ -214,7 +218,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         if levels.min() < 0 or levels.max() > 65535:
             raise UnreadableImageError("its pixels have 32 bits; save it with 8 or 16")
         grey = ((levels + 128) // 257).astype(np.uint8)
-        if (clear := image.info.get("transparency")) is not None:  # one of the levels, in a PNG
+        if (clear := image.info.get("transparency")) is not None:  # a grey level, in a PNG
             grey[levels == clear] = 255
         image = Image.fromarray(grey)
     if image.has_transparency_data:

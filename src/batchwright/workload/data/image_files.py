@@ -1,8 +1,8 @@
-"""Images of a folder too large to be decoded once: they stay in their files.
+"""Images of data sets too large for the cache: they stay in their files.
 
-In each epoch loader processes decode them, at the smallest scale that the resolution at hand
-allows, and cut out the square that is trained on. Squares of a batch are resized, mirrored and
-normalized on the device.
+In each epoch loader processes decode them, at the smallest scale that the resolution allows, and
+crop the square that is trained on. The squares of a batch are resized, mirrored and normalized on
+the device.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from batchwright.errors import DataError
 from batchwright.records import Augmentation
-from batchwright.workload.data.copying import sent
+from batchwright.workload.data.copying import copy_to_device
 from batchwright.workload.data.decoding import UnreadableImageError, decode_square
 from batchwright.workload.data.loading import (
     LoadingMeter,
     MeteredItems,
     batches_of,
-    stay_at_a_stop,
+    ignore_stop_signals,
 )
 from batchwright.workload.data.pipeline import (
     FIELD_BITS,
@@ -41,21 +41,21 @@ from batchwright.workload.data.pipeline import (
 from batchwright.workload.data.store import free_bytes
 
 STORE_SHARE = 0.5
-"""Share of the free disk that decoded images may take; a folder that needs more stays in files."""
+"""Share of the free disk that decoded images may take; larger data sets stay in their files."""
 
 _Triple = tuple[float, float, float]
-_Key = tuple[int, int, tuple[float, float] | None]  # index, resolution, place of the square
+_Key = tuple[int, int, tuple[float, float] | None]  # index, resolution, position of the square
 Squares = tuple[Tensor, Tensor, Tensor]  # bytes of all squares, their sides, their labels
 
 
 def fits_the_disk(stored_bytes: int) -> bool:
-    """Whether so many bytes of decoded images may be kept in the cache."""
+    """Whether ``stored_bytes`` of decoded images may be kept in the cache."""
     return stored_bytes <= STORE_SHARE * free_bytes()
 
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """Files of a folder, read whole by their names in it."""
+    """Reads whole files of a folder, by their names in it."""
 
     root: Path
 
@@ -72,18 +72,14 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 
     Args:
         root: The data set's place, such as its folder.
-        names: Of the images in it, in order.
-        labels: int64 (N,), class of each.
+        names: Names of the images in it, in order.
+        labels: int64 (N,), class of each image.
         side: Highest training resolution, in pixels.
-        mean: Of each channel, over pixels in [0, 1].
-        std: As ``mean``.
-        read: From a name to the encoded image; unset: they are files of the folder.
+        mean: Mean of each channel, over pixels in [0, 1].
+        std: Standard deviation of each channel.
+        read: Returns the encoded image of a name; unset: names are files of the folder.
 
-    Attributes:
-        labels: As given.
-        side: As given.
-        mean: As given.
-        std: As given.
+    ``labels``, ``side``, ``mean`` and ``std`` are attributes, too.
     """
 
     def __init__(
@@ -131,25 +127,25 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 class FilePipeline:
     """Batches of `ImageFiles`, as `ImagePipeline` makes them of a store.
 
-    The same draws choose the same part of an image and whether it is mirrored, so a sample is a
-    function of seed, epoch, index and resolution here too.
+    Crops and mirroring use the random numbers of `ImagePipeline`, so a sample is a function of
+    seed, epoch, index and resolution.
 
     Args:
         files: The images.
-        device: Where batches are wanted.
-        augmentation: Which random changes training images get.
-        seed: Of the random changes.
-        dtype: Of the images.
-        loaders: Loader processes; 0 decodes in this process.
-        ahead: Batches that each of them is asked for ahead.
+        device: Device of the batches.
+        augmentation: Kind of random changes of training images.
+        seed: Seed of the random changes.
+        dtype: Format of the images.
+        loaders: Number of loader processes; 0: this process decodes.
+        ahead: Batches that each loader process loads ahead.
         rotation: As for `ImagePipeline`.
         zoom: As for `ImagePipeline`.
 
     Attributes:
-        files: As given.
-        loading: What decoding takes.
-        strength: Of the augmentation: how far crops may lie from the middle, and the largest turn
-            and zoom, relative to the usual.
+        files: The images.
+        loading: Counts and times the decoded batches.
+        strength: Strength of the augmentation: largest distance of crops from the middle, largest
+            turn and largest zoom, relative to the usual ones.
     """
 
     def __init__(
@@ -180,10 +176,10 @@ class FilePipeline:
             num_workers=loaders,
             prefetch_factor=ahead if loaders else None,
             collate_fn=metered.collate,
-            worker_init_fn=stay_at_a_stop,
+            worker_init_fn=ignore_stop_signals,
             pin_memory=device.type == "cuda",
             persistent_workers=loaders > 0,
-            generator=torch.Generator(),  # or each epoch would draw from the global one
+            generator=torch.Generator(),  # else each epoch would draw from the global generator
         )
         self._loader = self._make_loader()
 
@@ -191,9 +187,9 @@ class FilePipeline:
         return len(self.files)
 
     def close(self) -> None:
-        """Let the loader processes end; whoever asks for batches again starts others.
+        """End the loader processes; asking for batches again starts new ones.
 
-        They end with the loader, unless it goes in a circle: see `DatasetFeed.close`.
+        They end as the loader is freed, unless it is in a reference cycle: see `DatasetFeed.close`.
         """
         self._loader = self._make_loader()
 
@@ -204,22 +200,22 @@ class FilePipeline:
 
         Args:
             batches: Indices of each batch, int64 (n,).
-            epoch: Zero-based; ``None`` for evaluation, without anything random.
+            epoch: Zero-based; ``None`` for evaluation, without random changes.
             resolution: Image side, in pixels.
 
         Yields:
             Images (n, 3, resolution, resolution), channels last, normalized; labels int64 (n,).
         """
-        asked: list[Tensor] = []  # between asking the loaders and their answer
-        key_of, loading = self._chooser(epoch, resolution), self.loading
+        asked: list[Tensor] = []  # indices of the batches that are being loaded
+        keys_of, loading = self._keys_maker(epoch, resolution), self.loading
 
-        # Knows nothing of the pipeline: in a circle with its loaders, these would be collected
-        # before they could be told to end, and each be waited for in vain.
+        # Does not refer to the pipeline: in a reference cycle with its loaders, these would be
+        # collected before they could be ended, and each be waited for in vain.
         def keys() -> Iterator[list[_Key]]:
             for indices in batches:
                 asked.append(indices)
                 loading.asked += 1
-                yield key_of(indices)
+                yield keys_of(indices)
 
         self._keys.batches = keys()
         for squares in batches_of(self._loader):
@@ -229,14 +225,14 @@ class FilePipeline:
 
     def single(self, indices: Tensor, *, epoch: int, resolution: int) -> tuple[Tensor, Tensor]:
         """One training batch, decoded in this process."""
-        keys = self._chooser(epoch, resolution)(indices)
+        keys = self._keys_maker(epoch, resolution)(indices)
         squares = _together([self._cut[key] for key in keys])
         if isinstance(squares, DataError):
             raise squares
         return self._finished(squares, indices, epoch, resolution)
 
-    def _chooser(self, epoch: int | None, resolution: int) -> Callable[[Tensor], list[_Key]]:
-        """What makes keys of indices."""
+    def _keys_maker(self, epoch: int | None, resolution: int) -> Callable[[Tensor], list[_Key]]:
+        """A function that makes the keys of a batch from its indices."""
         if epoch is None or self._augmentation in UNCROPPED:
             return lambda indices: [(index, resolution, None) for index in indices.tolist()]
         strength = min(1.0, self.strength)
@@ -247,21 +243,23 @@ class FilePipeline:
     def _finished(
         self, squares: Squares, indices: Tensor, epoch: int | None, resolution: int
     ) -> tuple[Tensor, Tensor]:
-        """Resized, mirrored and normalized on the device; squares of one size go together."""
+        """Images (n, 3, resolution, resolution), resized, mirrored and normalized; and labels."""
         flat, sides, labels = squares
         images = _resized(flat.to(self._device, non_blocking=True), sides, resolution)
         if epoch is not None and self._augmentation in FLIPPED:
-            images = flip(images, sent(draw(self._seed, epoch, indices).flip, self._device))
+            images = flip(
+                images, copy_to_device(draw(self._seed, epoch, indices).flip, self._device)
+            )
         if epoch is not None and self._warps:
             turns = self._warps.draw(epoch, indices, self.strength)
-            images = warp(images, sent(turns, self._device))
+            images = warp(images, copy_to_device(turns, self._device))
         return self._normalization(images), labels.to(self._device, non_blocking=True)
 
 
 def _drawn_keys(
     indices: Tensor, *, seed: int, epoch: int, resolution: int, strength: float
 ) -> list[_Key]:
-    """Keys with the place of a crop, 0 to 1 each way; weaker ones keep around the middle."""
+    """Keys with random positions of crops; with less strength they keep nearer to the middle."""
     draws = draw(seed, epoch, indices)
     down, right = (
         0.5 + strength * (field.double() / (2**FIELD_BITS - 1) - 0.5)
@@ -273,9 +271,9 @@ def _drawn_keys(
 
 
 def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:
-    """Squares that lie behind each other in ``flat``, resized: (n, resolution, resolution, 3)."""
+    """The squares stored one after another in ``flat``, resized: (n, resolution, resolution, 3)."""
     first = int(sides[0])
-    if bool((sides == first).all()):  # photographs of one camera
+    if bool((sides == first).all()):  # as of photographs by one camera
         same = flat.view(-1, first, first, 3)
         return same if first == resolution else resize(same, resolution)
     parts = flat.split((sides**2 * 3).tolist())
@@ -286,7 +284,7 @@ def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:
         same = torch.stack([parts[i].view(side, side, 3) for i in where.tolist()])
         done.append(same if side == resolution else resize(same, resolution))
         places.append(where)
-    back = sent(torch.cat(places).argsort(), flat.device)
+    back = copy_to_device(torch.cat(places).argsort(), flat.device)
     return torch.cat([one.float() if flat.is_cuda else one for one in done])[back]
 
 
@@ -294,9 +292,9 @@ _Item = tuple[Tensor, int] | DataError
 
 
 class _Squares(Dataset[_Item]):
-    """What loader processes fetch: one decoded square for each key, or why there is none.
+    """The data set of the loader processes: a decoded square for each key, or its error.
 
-    An error that is raised there would arrive with their whole traceback for a message.
+    An error that is raised in a loader process would arrive with a whole traceback for a message.
     """
 
     def __init__(self, files: ImageFiles) -> None:
@@ -311,7 +309,7 @@ class _Squares(Dataset[_Item]):
 
 
 def _together(items: list[_Item]) -> Squares | DataError:
-    """Squares of several sizes as one tensor: many small ones would each open a file."""
+    """Squares of several sizes as one tensor: each tensor of a batch opens a file on its way."""
     for item in items:
         if isinstance(item, DataError):
             return item
@@ -321,7 +319,7 @@ def _together(items: list[_Item]) -> Squares | DataError:
 
 
 class _Keys(Sampler[list[_Key]]):
-    """Hands the loaders the keys of the epoch at hand, as they ask for them."""
+    """A batch sampler that gives the loaders the keys of the current epoch."""
 
     def __init__(self) -> None:
         self.batches: Iterable[list[_Key]] = ()

@@ -1,4 +1,4 @@
-"""Image files in one folder per class: what there is, and how it is split."""
+"""Image files in one folder per class: which there are, and how they are split."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from batchwright.workload.data.listing import (
     TEST_NAMES,
     ImageFile,
     Listing,
+    held_out_name,
     hold_out,
-    part_of,
     some_names,
 )
 from batchwright.workload.data.store_writer import PARTS, Part
 
 _TRAIN = ("train", "training")
-_NO_CLASS = ("val", "test")  # no class is called so
+_NO_CLASS = ("val", "test")  # names that are never those of a class
 
 
 def list_images(path: Path, job: Job) -> Listing:
-    """What the folder at ``path`` holds.
+    """The images of the folder at ``path``.
 
-    Either ``train/`` with ``val/`` or ``test/``, or what else such parts are called, each with a
-    folder per class; or ``train/`` alone or the class folders themselves, of which ``job.val`` is
-    held out. Hidden files, files without an image's suffix, and links that lead out of the folder
-    are left out.
+    The folder holds ``train/`` with ``val/`` or ``test/``, or folders with other usual names of
+    such parts, each with a folder per class. Or it holds ``train/`` alone, or the class folders
+    themselves; then a share ``job.val`` is held out. Hidden files, files without an image's suffix,
+    and links that lead out of the folder are left out.
 
     Raises:
-        DataError: The folder is missing, cannot be read, or is not laid out like this, or a class
-            has no image.
+        DataError: The folder is missing, cannot be read, or has another layout, or a class has no
+            image.
     """
     try:
         return _listed(path, job)
@@ -98,22 +98,27 @@ def _listed(path: Path, job: Job) -> Listing:
 
 
 class _Folder:
-    """Looks into a folder without following links that lead out of it, but counts them."""
+    """Reads a folder; links that lead out of it are counted, and not followed.
+
+    Attributes:
+        root: The folder.
+        outside: Number of links so far that lead out of it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.outside = 0
 
     def parts(self) -> tuple[str, str]:
-        """The folders of training and of held-out images, as they are called; empty: there is none.
+        """Names of the folders of training and of held-out images; empty: there is none.
 
-        In capitals, too. A class may be called so as well, so but for ``train``, ``val`` and
-        ``test`` a folder is a part only beside another one.
+        Capitals do not matter. As a class may have such a name as well, folders other than
+        ``train``, ``val`` and ``test`` count as parts only if both parts are there.
         """
-        # Of two that differ in capitals alone, the one without comes last and is taken.
+        # Of names that differ in capitals alone, the one in lower case comes last and is taken.
         folders = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
         names = {name.lower(): name for name in folders}
-        held_out = names.get(part_of(names) or "", "")
+        held_out = names.get(held_out_name(names) or "", "")
         train = next((names[name] for name in _TRAIN if name in names), "")
         if not held_out and train != "train":
             train = ""
@@ -142,7 +147,7 @@ class _Folder:
         return tuple(names)
 
     def unlabelled(self) -> str:
-        """The folder of test images that has no class folders, as competitions give it, or none."""
+        """The folder of test images without class folders, as competitions publish; empty: none."""
         names = {entry.name.lower(): entry.name for entry in os.scandir(self.root)}
         tests = [names[name] for name in TEST_NAMES if name in names]
         folders = (one for one in tests if (self.root / one).is_dir())
@@ -159,7 +164,7 @@ class _Folder:
         )
 
     def _deeper(self, folder: Path, names: list[str]) -> str:
-        """A hint where an archive has unpacked into a folder of its own, as many do."""
+        """A hint for archives that have unpacked into a folder of their own, as many do."""
         inner = [folder / name for name in names if self.root == folder]
         with suppress(OSError):
             if inner and sum(entry.is_dir() for entry in os.scandir(inner[0])) > 1:
@@ -185,7 +190,7 @@ class _Folder:
         return sorted(found, key=lambda file: file.name)
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        """Image files; links to folders are not entered, so there are no circles."""
+        """Image files below a folder; links to folders are not followed, so there are no cycles."""
         for entry in os.scandir(folder):
             if entry.name.startswith("."):
                 continue
@@ -208,7 +213,7 @@ class _Folder:
 
 
 def recipe(listing: Listing, top_resolution: int, unreadable: str) -> dict[str, object]:
-    """All that decides what is stored: the files by name, size and time, and how they are read."""
+    """The values that determine the store: names, sizes and times of the files, and settings."""
     digest = hashlib.sha256()
     for part in PARTS:
         for file in listing.files[part]:

@@ -1,4 +1,4 @@
-"""Encoded images by name, wherever they lie: how they are split, and how they are decoded."""
+"""Lists of encoded images, from any source: how they are split, read and decoded."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from batchwright.workload.data.store_writer import PARTS, Part, StoreWriter
 from batchwright.workload.host import usable_cores
 
 VAL_NAMES, TEST_NAMES = ("validation", "valid", "val", "dev"), ("test", "testing")
-"""What people call held-out images, in order of preference."""
+"""Usual names of held-out images, in order of preference."""
 
 _USUAL_SIDE = 160  # pixels: enough to learn from photographs at a bearable cost
 _SHOWN = 5  # class names in a message
-_SAMPLE = 100  # images looked at to find the natural side, or the bytes of all
-_LOOKED_AT = 1000  # training images decoded for their mean, where the others stay in their files
+_SAMPLE = 100  # images whose sizes give the natural side and the bytes of all images
+_LOOKED_AT = 1000  # training images decoded for their mean, where images stay in their files
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class ImageFile:
     """One image of a data set.
 
     Attributes:
-        name: By which it is read, and called behind the data set's own; with forward slashes.
-        label: Its class.
-        bytes: Of its file, where it has one.
-        modified: The file's time, in nanoseconds.
+        name: Name by which it is read, below the data set's root; with forward slashes.
+        label: Number of its class.
+        bytes: Size of its file, where it has one.
+        modified: Modification time of the file, in nanoseconds.
     """
 
     name: str
@@ -67,16 +67,16 @@ class Listing:
     """All images of a data set, split.
 
     Attributes:
-        root: What their names are read and told behind, such as a folder.
-        classes: Their names, in label order.
+        root: The data set's place, such as a folder; names in messages begin with it.
+        classes: Names of the classes, in label order.
         files: Images of each part, in order.
-        split: Which are held out, in words.
-        read: From a name to the image as it is encoded; called by several threads at once, and by
+        split: Which images are held out, in words.
+        read: Returns the encoded image of a name. It is called by several threads at once, and by
             loader processes, so it can be pickled. It may raise `OSError` or
             `UnreadableImageError`.
-        kind: What the data are called where their place has no name.
-        outside: Links that lead out of the folder, left out.
-        unlabelled: Folder of test images without labels, left out; empty: there is none.
+        kind: Name of the data where their place has no name.
+        outside: Number of links that lead out of the folder, which are left out.
+        unlabelled: Folder of test images without labels, which is left out; empty: there is none.
     """
 
     root: Path
@@ -99,8 +99,8 @@ def hold_out(
 ) -> dict[Part, list[ImageFile]]:
     """Split ``files``: of each class, ``share`` of its images, at least one, goes to ``val``.
 
-    Images are drawn by a hash of their names: the same on every machine and with every seed, whose
-    accuracies are then of the same images; and an image added later moves few of the others.
+    Images are drawn by a hash of their names. So the split is equal on every machine and with every
+    seed, accuracies can be compared, and an image added later moves few of the others.
     """
     parts: dict[Part, list[ImageFile]] = {"train": [], "val": []}
     by_label: list[list[ImageFile]] = [[] for _ in classes]
@@ -120,7 +120,7 @@ def _draw(name: str) -> bytes:
     return hashlib.sha256(b"0/" + os.fsencode(name)).digest()
 
 
-def in_parts(
+def split_parts(
     where: object,
     train: list[ImageFile],
     held_out: tuple[str, list[ImageFile]] | None,
@@ -133,13 +133,13 @@ def in_parts(
     Args:
         where: The data set, for messages.
         train: Images of the training part.
-        held_out: What the held-out part is called, and its images; `None`: ``job.val`` is drawn.
-        classes: Names in label order.
-        job: Its key ``val`` counts.
-        hint: What else helps where there is no held-out part.
+        held_out: Name and images of the held-out part; `None`: a share ``job.val`` is drawn.
+        classes: Names of the classes, in label order.
+        job: The job; its key ``val`` counts.
+        hint: Another remedy for a missing held-out part, for the message.
 
     Raises:
-        DataError: A part is empty or missing, or its classes are others.
+        DataError: A part is empty or missing, or the held-out part has other classes.
     """
     if not train:
         raise DataError(f"{where}: the training part has no images")
@@ -167,27 +167,27 @@ def some_names(names: Iterable[object]) -> str:
     return ", ".join(shown[:_SHOWN]) + (", ..." if len(shown) > _SHOWN else "")
 
 
-def part_of(words: Collection[str]) -> str | None:
-    """Which of the words, in lower case, names held-out images; `None`: none does.
+def held_out_name(words: Collection[str]) -> str | None:
+    """The first usual name of held-out images among ``words``, in lower case; `None`: none is.
 
-    The names for validation go before those for a test.
+    Names of a validation part come before those of a test part.
     """
     return next((name for name in (*VAL_NAMES, *TEST_NAMES) if name in words), None)
 
 
 def classes_of(where: object, labels: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[Any, int]]:
-    """Class names and numbers of labels as people write them: whole numbers, or words.
+    """Class names and numbers for labels that are whole numbers or words.
 
     Args:
         where: The data set, for messages.
-        labels: Of each image of all parts, by its name.
+        labels: The label of each image of all parts, by the image's name.
 
     Returns:
-        Class names in order, numbers by their size and words by the alphabet; and the place of
-        each label among them.
+        Class names, numbers by size and words in alphabetical order; and the class number of each
+        label.
 
     Raises:
-        DataError: Labels are missing, of another kind or of several, or are all alike.
+        DataError: Labels are missing, of another kind, of both kinds, or all equal.
     """
     for name, label in labels.items():
         if label is None or label == "":
@@ -209,10 +209,10 @@ def classes_of(where: object, labels: Mapping[str, Any]) -> tuple[tuple[str, ...
 
 
 def named_classes(where: object, names: Iterable[object]) -> tuple[str, ...]:
-    """Class names as they are.
+    """Class names as texts.
 
     Raises:
-        DataError: One cannot be shown or written, or there are fewer than two.
+        DataError: A name is not printable, or there are fewer than two.
     """
     classes = tuple(str(name) for name in names)
     for name in classes:
@@ -224,15 +224,15 @@ def named_classes(where: object, names: Iterable[object]) -> tuple[str, ...]:
 
 
 def refuse_unless_text(job: Job, keys: Iterable[str]) -> None:
-    """Raise `DataError` where one of these parts of ``job.data_args`` is no text."""
+    """Raise `DataError` if the value of one of these ``keys`` of ``job.data_args`` is no text."""
     for key in keys:
         if not isinstance(job.data_args.get(key, ""), str):
             given = json.dumps(job.data_args[key])
             raise DataError(f"data={job.data}: data_args.{key}={given} is no text")
 
 
-def states_below(folder: Path) -> list[tuple[str, int, int]]:
-    """Path, bytes and time of each file at any depth, by which a change is seen."""
+def file_states(folder: Path) -> list[tuple[str, int, int]]:
+    """Path, bytes and modification time of each file below a folder, which show any change."""
     try:
         states = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
         return [(str(path.absolute()), one.st_size, one.st_mtime_ns) for path, one in states]
@@ -243,26 +243,27 @@ def states_below(folder: Path) -> list[tuple[str, int, int]]:
 def natural_side(listing: Listing) -> int:
     """The training resolution that suits the images, in pixels.
 
-    160 if the median shorter side of 100 images, evenly spaced over the folder, is at least that;
-    else the median rounded down to a multiple of 8, and at least 8.
+    160 if the median shorter side of 100 images, evenly spaced over the data, is at least 160; else
+    the median rounded down to a multiple of 8, and at least 8.
     """
-    sides = []  # decoding says what is wrong with those that have none
-    for file in _sample(listing):
-        with suppress(OSError, UnreadableImageError), _without_pillows_warnings():
-            sides.append(min(size_of(listing.read(file.name))))
+    sides = [min(size) for size in _sample_sizes(listing)]
     middle = int(median(sides)) if sides else _USUAL_SIDE
     return min(_USUAL_SIDE, max(8, middle // 8 * 8))
 
 
-def _sample(listing: Listing) -> list[ImageFile]:
-    """100 images, evenly spaced over the folder, or all of fewer."""
-    files = listing.all_files
-    return files[:: -(-len(files) // _SAMPLE)]
+def _sample_sizes(listing: Listing) -> list[tuple[int, int]]:
+    """Widths and heights, in pixels, of up to 100 readable images, evenly spaced over the data."""
+    files, sizes = listing.all_files, []
+    with _without_pillows_warnings():
+        for file in files[:: -(-len(files) // _SAMPLE)]:
+            with suppress(OSError, UnreadableImageError):  # decoding will report what is unreadable
+                sizes.append(size_of(listing.read(file.name)))
+    return sizes
 
 
 @contextmanager
 def _without_pillows_warnings() -> Iterator[None]:
-    """Pillow warns of odd metadata, and of an image so large that it is refused here anyway."""
+    """Inside, Pillow does not warn of odd metadata, nor of large images, which are refused."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -276,10 +277,20 @@ def decode_all(
     skip_unreadable: bool,
     progress: Progress | None,
 ) -> DataFacts:
-    """Decode every image into ``writer``, on all cores; the facts of what was stored.
+    """Decode every image into ``writer``, on all cores; facts of the stored images.
 
-    The digest is taken over class names, and name, label and encoded bytes of each image: equal
-    wherever the data are equal, whatever decodes them.
+    The digest is taken over class names, and name, label and encoded bytes of each image: it is
+    equal for equal data, whatever decodes them.
+
+    Args:
+        listing: The images.
+        writer: Takes the decoded images.
+        top_resolution: Highest training resolution, in pixels.
+        skip_unreadable: Whether unreadable images are left out, with a warning.
+        progress: Called as progress(images done, images in all, what).
+
+    Raises:
+        DataError: An image is unreadable, or no image of a class is readable.
     """
 
     def read(data: bytes, _: int) -> _Read:
@@ -300,11 +311,12 @@ def index_all(
     skip_unreadable: bool,
     progress: Progress | None,
 ) -> DataFacts:
-    """Tell ``writer`` of every image, which stays in its file; the facts, as of `decode_all`.
+    """Add class and size of every image, which stays in its file, to ``writer``.
 
-    Files are read, hashed and decoded once: evenly spaced training images for the mean and
-    deviation of the pixels, all others at the smallest scale, to find damage before it is trained
-    on. Measured of 500 x 375 pixels: JPEG 0.9 ms in place of 5.7 ms, PNG 7 ms in place of 15 ms.
+    Arguments, facts and errors are those of `decode_all`. Files are read, hashed and decoded once:
+    evenly spaced training images for the mean and deviation of the pixels, all others at the
+    smallest scale, to find damage before the training does. Measured for 500 x 375 pixels: JPEG
+    0.9 ms in place of 5.7 ms, PNG 7 ms in place of 15 ms.
     """
     spacing = -(-len(listing.files["train"]) // _LOOKED_AT)
 
@@ -319,22 +331,19 @@ def index_all(
         height, width, pixels = found or (0, 0, None)
         writer.add_file(part, file.label if found else -1, height, width)
         if part == "train" and pixels is not None:
-            writer.look(pixels[None])
+            writer.count_pixels(pixels[None])
 
     return _go_through(listing, writer, read, take, skip_unreadable, progress, "reading images")
 
 
 def stored_bytes(listing: Listing, top_resolution: int) -> int:
-    """About as many bytes as the decoded images would take, from 100 evenly spaced ones."""
-    areas = []  # as above
-    for file in _sample(listing):
-        with suppress(OSError, UnreadableImageError), _without_pillows_warnings():
-            width, height = size_of(listing.read(file.name))
-            areas.append(prod(stored_size(width, height, top_resolution)))
+    """Estimate of the bytes of all decoded images, from 100 evenly spaced ones."""
+    sizes = _sample_sizes(listing)
+    areas = [prod(stored_size(width, height, top_resolution)) for width, height in sizes]
     return round(3 * sum(areas) / max(1, len(areas)) * len(listing.all_files))
 
 
-_Read = tuple[Any, bytes]  # what was found, and the SHA-256 of the file
+_Read = tuple[Any, bytes]  # the content that was read, and the SHA-256 of the file
 
 
 def _go_through(
@@ -346,7 +355,17 @@ def _go_through(
     progress: Progress | None,
     what: str,
 ) -> DataFacts:
-    """Read every file on all cores and take the results in order, `None` for a skipped one."""
+    """Read every file on all cores, and pass the results to ``take`` in order; facts of the data.
+
+    Args:
+        listing: The images.
+        writer: Takes the images, by ``take``.
+        read: Returns content and digest, from the file's bytes and its number in its part.
+        take: Called with part, file and content, which is `None` for a skipped file.
+        skip_unreadable: As for `decode_all`.
+        progress: As for `decode_all`.
+        what: The work in words, for ``progress``.
+    """
     digest = hashlib.sha256(json.dumps(listing.classes).encode())
     tasks = [
         (part, number, file) for part in PARTS for number, file in enumerate(listing.files[part])
@@ -368,7 +387,7 @@ def _go_through(
         except UnreadableImageError as error:
             return error
 
-    # Threads suffice: Pillow decodes outside Python's lock. Its warnings would only tear the
+    # Threads suffice, as Pillow decodes without Python's lock. Its warnings would break up the
     # progress display.
     with _without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
         for done, ((part, _, file), result) in enumerate(_in_order(pool, attempt, tasks), start=1):
@@ -408,7 +427,7 @@ def _go_through(
 
 
 def largest_share(labels: Any) -> float | None:
-    """Share of the commonest of these labels, those below 0 left out; `None`: there are none."""
+    """Share of the most frequent label, labels below 0 left out; `None` without labels."""
     counts = np.bincount(labels[labels >= 0])
     return float(counts.max() / counts.sum()) if counts.size else None
 
@@ -418,7 +437,7 @@ def _in_order(
 ) -> Iterator[tuple[_Task, _Result]]:
     """Each task with its result, in order, computed ahead by the pool.
 
-    Few results wait at a time: decoded images are large.
+    Only some results are held at a time, as decoded images are large.
     """
     ahead = 4 * usable_cores()
     waiting: deque[tuple[_Task, Future[_Result]]] = deque()

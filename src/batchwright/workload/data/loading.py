@@ -1,8 +1,8 @@
-"""What loader processes deliver and take, and one clear line where they cannot start.
+"""Batches of loader processes, the time that loading takes, and clear errors of these processes.
 
-Python 3.14 starts processes by "forkserver" on Linux, others by "spawn", where earlier ones on
-Linux forked. Then each loader process imports the script that was started, and gets its data set
-pickled.
+Python 3.14 starts processes by "forkserver" on Linux, where earlier versions forked; other systems
+use "spawn". With both, each loader process imports the script that was started, and gets its data
+set pickled.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from batchwright.records import Job
 from batchwright.workload.host import worker_threads
 
 OWN_DATA_LOADERS = 2
-"""Loader processes of each worker for a data set of the user's own, where nothing is said."""
+"""Default number of loader processes of each worker for a data set of the user's own."""
 
 _NO_SHARED_MEMORY = (
-    "is killed by signal: Bus error",  # where PyTorch takes more than there is
-    "unable to allocate shared memory(shm)",  # where it asks before, as 2.13 does
+    "is killed by signal: Bus error",  # PyTorch has used more than there is
+    "unable to allocate shared memory(shm)",  # PyTorch asks first, from 2.13 on
 )
 
 _ON_A_GPU = (
-    "Cannot re-initialize CUDA in forked subprocess",  # where the loader process was forked
-    "CUDA error: initialization error",  # as before, of samples that are indexed there
-    "only dense CPU tensors can be pinned",  # else, as its batches come
+    "Cannot re-initialize CUDA in forked subprocess",
+    "CUDA error: initialization error",  # in a forked process that indexes samples on the GPU
+    "only dense CPU tensors can be pinned",  # as the batches of other processes arrive
 )
 
-_LOOK_SECONDS = 1.0  # between two looks whether who made a loader process still lives
+_LOOK_SECONDS = 1.0  # between two looks whether the creator of a loader process still lives
 
 _ENDED = (
     "the loader processes ended as they started, and what they said stands above; each imports the "
@@ -49,21 +49,21 @@ _ENDED = (
 
 
 def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What ``loader`` delivers.
+    """The batches of ``loader``.
 
     Raises:
         DataError: What the loader processes need cannot be pickled, or the samples are on a GPU.
-        PlanError: They ended while they imported the script.
-        SharedMemoryError: There is too little of it for a batch.
-        RuntimeError: One of them has failed, or was killed.
+        PlanError: The loader processes ended while they imported the script.
+        SharedMemoryError: There is too little shared memory for a batch.
+        RuntimeError: A loader process has failed, or was killed.
     """
     method = "fork"
-    if loader.num_workers:  # who asks how processes are started settles it for the script
+    if loader.num_workers:  # asking for the default start method fixes it for the whole script
         method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     try:
         with _terms_wait(method):
             batches = _naming_causes(iter(loader))
-    except (PicklingError, AttributeError, TypeError) as error:  # what pickling may raise
+    except (PicklingError, AttributeError, TypeError) as error:  # pickling may raise all of these
         raise DataError(
             f"the data set cannot be sent to loader processes ({error}): define its class, and the "
             "functions that it calls, at the top level of a module, or give loaders=0"
@@ -82,9 +82,9 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches; where a loader process has ended, the error says why.
+    """``batches``, with errors that say why a loader process has ended.
 
-    PyTorch says that it exited unexpectedly, and by which signal only in the error before that.
+    PyTorch's own error says that it exited unexpectedly; only its cause names the signal.
     """
     try:
         yield from batches
@@ -103,15 +103,15 @@ def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
 
 @contextmanager
 def _terms_wait(method: str) -> Iterator[None]:
-    """Inside, a TERM waits; so it does in all threads of the processes that are started inside.
+    """Inside, SIGTERM is blocked, also in all threads of the processes that are started inside.
 
-    PyTorch starts some in a loader process before `stay_at_a_stop` is called, and a signal ends a
-    process by whichever thread takes it.
+    PyTorch starts threads in a loader process before `ignore_stop_signals` is called, and a signal
+    ends a process if any of its threads takes it.
     """
-    if method == "forkserver":  # the server would pass it on to all that it ever starts
+    if method == "forkserver":  # the server would block the signal in all later processes as well
         yield
         return
-    if method == "spawn":  # whose tracker, as it starts, lets a TERM through again
+    if method == "spawn":  # starting the resource tracker unblocks the signal
         resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -120,12 +120,12 @@ def _terms_wait(method: str) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def stay_at_a_stop(worker: int) -> None:
-    """Have a loader process outlive a request to stop that goes to every process.
+def ignore_stop_signals(worker: int) -> None:
+    """Have a loader process ignore stop signals that are sent to every process.
 
-    An engine sends it so, and a terminal its Ctrl-C. Its worker still needs batches until the step
-    after which all workers stop. That worker's own TERM ends it, or its death. For
-    `DataLoader`'s ``worker_init_fn``.
+    Engines send SIGTERM, and terminals SIGINT, to all processes. But the worker still needs batches
+    until the step after which all workers stop. The loader process ends by the worker's own
+    SIGTERM, or after the worker's death. To be used as ``worker_init_fn`` of a `DataLoader`.
     """
     del worker
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
@@ -136,22 +136,22 @@ def stay_at_a_stop(worker: int) -> None:
 
 
 def _end_with(maker: BaseProcess) -> None:
-    # Not its parent: where Python starts processes from a server, that is the server, which lives
-    # as long as they do.
+    """End this process once ``maker`` has ended, or has sent SIGTERM."""
+    # The parent may be Python's fork server, which lives as long as the loader processes.
     while maker.is_alive():
-        told = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
-        if told is not None and told.si_pid == maker.pid:
+        received = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
+        if received is not None and received.si_pid == maker.pid:
             break
     os._exit(0)
 
 
 def loader_processes(job: Job, local_workers: int, *, files: bool) -> int:
-    """Loader processes of each worker.
+    """Number of loader processes of each worker.
 
     Args:
-        job: Its key ``loaders`` decides, where it is a number.
+        job: The job; its key ``loaders`` decides if it is a number.
         local_workers: Workers on this machine.
-        files: Whether images of a folder are decoded, rather than a user's own data set fetched.
+        files: Whether image files are decoded; else items of a user's data set are fetched.
     """
     if job.loaders != "auto":
         return job.loaders
@@ -159,7 +159,7 @@ def loader_processes(job: Job, local_workers: int, *, files: bool) -> int:
 
 
 class Totals(NamedTuple):
-    """What was loaded, and what it took: wall and processor time of the processes that loaded."""
+    """Number of loaded batches, and seconds of wall and processor time of the loading processes."""
 
     batches: int
     seconds: float
@@ -167,16 +167,16 @@ class Totals(NamedTuple):
 
 
 class LoadingMeter:
-    """How many batches were loaded, and what that took, whichever process did it.
+    """Counts loaded batches and the time of loading, over all loader processes.
 
-    Each loader process writes a row of its own in shared memory, so nobody waits for anybody.
+    Each loader process writes a row of its own in shared memory, so no process waits for another.
 
     Args:
-        loaders: Loader processes; 0: this process loads.
+        loaders: Number of loader processes; 0: this process loads.
 
     Attributes:
-        loaders: As given.
-        asked: Batches whose loading was asked for; the one who asks counts them.
+        loaders: Number of loader processes.
+        asked: Number of batches that were asked for; counted by the caller.
     """
 
     def __init__(self, loaders: int) -> None:
@@ -186,25 +186,25 @@ class LoadingMeter:
         self._began = 0.0, 0.0
 
     def begin(self) -> None:
-        """A batch is begun, in the process that calls this."""
+        """Start the clock of a batch in this process."""
         self._began = time.perf_counter(), time.process_time()
 
     def end(self) -> None:
-        """It is there, or has failed."""
-        told = get_worker_info()
-        row = self._rows[told.id if told else 0]
+        """Count the batch in this process, loaded or failed."""
+        loader = get_worker_info()
+        row = self._rows[loader.id if loader else 0]
         row[1] += time.perf_counter() - self._began[0]
         row[2] += time.process_time() - self._began[1]
-        row[0] += 1  # last: who waits for it reads the others then
+        row[0] += 1  # last: a reader that waits for the count then reads the times
 
     @property
     def batches(self) -> int:
-        """Loaded so far."""
+        """Number of batches loaded so far."""
         return int(self._rows[:, 0].sum())
 
     @property
     def totals(self) -> Totals:
-        """All so far, over the loading processes."""
+        """Totals so far over all loading processes."""
         batches, seconds, cpu_seconds = self._rows.sum(0).tolist()
         return Totals(int(batches), seconds, cpu_seconds)
 
@@ -212,12 +212,12 @@ class LoadingMeter:
 class MeteredItems(Dataset[Any]):
     """A data set whose batches are counted and timed where they are loaded.
 
-    Give `torch.utils.data.DataLoader` this and its `collate`.
+    Pass this and its `collate` to `torch.utils.data.DataLoader`.
 
     Args:
         items: The data set.
-        collate: Makes a batch of items; ``None``: PyTorch's way.
-        meter: Is told.
+        collate: Makes a batch of items; ``None``: PyTorch's `default_collate`.
+        meter: Counts and times the batches.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class MeteredItems(Dataset[Any]):
         return self._items[key]
 
     def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
-        """The items of a batch, as PyTorch's loaders ask for them."""
+        """The items of a batch; PyTorch's loaders call this."""
         self._meter.begin()
         try:
             together = getattr(self._items, "__getitems__", None)
@@ -239,7 +239,7 @@ class MeteredItems(Dataset[Any]):
             raise
 
     def collate(self, items: list[Any]) -> Any:
-        """The batch."""
+        """Make a batch of its items."""
         try:
             return self._collate(items)
         finally:

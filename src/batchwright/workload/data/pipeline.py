@@ -1,13 +1,13 @@
 """From stored images to training batches: gather, crop, flip, resize, turn, normalize.
 
 A whole batch goes through each step at once. Crops, flips and turns are decided by a hash of seed,
-epoch and sample index, so that a sample looks the same whatever the batch, the shares or the number
-of workers, and after a resume.
+epoch and sample index, so that a sample is equal in any batch, with any shares and number of
+workers, and after a resume.
 
-On two cores a batch of 128 images of 32 px takes 0.2 ms over and over, and 0.6 ms between training
-steps of `resnet8` (29 ms or more), which empty the caches. Tried besides, for gather and crop:
-indexing pixels of a padded copy of the data, 8 ms; slicing image by image, 0.5 ms; taking pixels
-packed into 32 bits, 0.2 ms. Stretches of bytes out of the padded batch, as here: 0.05 ms.
+On two cores a batch of 128 images of 32 px takes 0.2 ms in a loop, and 0.6 ms between training
+steps of `resnet8` (29 ms or more), which empty the caches. Other ways to gather and crop took 8 ms
+(indexing pixels of a padded copy of the data), 0.5 ms (slicing image by image) and 0.2 ms (pixels
+packed into 32 bits). Copying byte ranges of the padded batch, as here, takes 0.05 ms.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchwright.records import Augmentation
-from batchwright.workload.data.copying import made_ahead, sent
-from batchwright.workload.data.image_store import ImageStore, stretches_of
+from batchwright.workload.data.copying import copy_to_device, prefetched
+from batchwright.workload.data.image_store import ImageStore, squares_at
 from batchwright.workload.data.reduced import is_well_below, reduced
 from batchwright.workload.data.store import Progress
 
@@ -35,14 +35,14 @@ RESIDENT_BYTES = 4 * 2**30
 """Largest store, in bytes, that is kept whole in the memory of a GPU."""
 
 RESIDENT_SHARE = 0.25
-"""Largest share that it may take of a GPU's free memory, and of what a process may use of it."""
+"""Largest share that a store may take of a GPU's free memory, and of a process's limit there."""
 
-_PADDING_SHARE = 8  # shift by up to an eighth of the side: the usual 4 px of 32
-_LARGEST_MARGIN = 1.25  # images of one size up to so many sides are cropped, larger ones resized
-FIELD_BITS = 24
+_PADDING_SHARE = 8  # images are shifted by up to an eighth of the side: the usual 4 px of 32
+_LARGEST_MARGIN = 1.25  # square images up to so many times the side are cropped, larger resized
+FIELD_BITS = 24  # of each random number
 UNCROPPED: tuple[Augmentation, ...] = ("none", "flip")
 FLIPPED: tuple[Augmentation, ...] = ("flip", "crop-flip")
-MAX_ZOOM = 0.9  # whatever strength says
+MAX_ZOOM = 0.9  # at any strength
 _Triple = tuple[float, float, float]
 
 
@@ -50,26 +50,29 @@ class ImagePipeline:
     """Batches of an `ImageStore`, made on the device, a batch at a time.
 
     Square images of one size without margin around ``side`` are used whole; in training they are
-    shifted by up to an eighth of their side, with black beyond the border. Of all other images a
-    square of ``side`` pixels is used, or as much as there is: a random one in training, else the
-    middle. Where ``resolution`` is another, the square is resized, bilinear and antialiased.
+    shifted by up to an eighth of their side, with black beyond the border. From all other images a
+    square of ``side`` pixels is cropped, or a smaller one from smaller images: at random in
+    training, else from the middle. For another ``resolution`` the square is resized, bilinear and
+    antialiased.
 
     Args:
         store: The images.
-        device: Where batches are wanted.
+        device: Device of the batches.
         side: Largest training resolution, in pixels.
-        mean: Of each channel, over pixels in [0, 1]; subtracted.
-        std: As ``mean``; divided by.
-        augmentation: Which random changes training images get.
-        seed: Of the random changes.
-        dtype: Of the images: float32, or what a network autocasts to.
-        rotation: Largest turn either way, as a share of a full one.
-        zoom: Largest share of a side that is shown more or less.
-        limit: Bytes that the process may use of a GPU; `None`: all that are free.
+        mean: Mean of each channel, over pixels in [0, 1]; subtracted.
+        std: Standard deviation of each channel; divided by.
+        augmentation: Kind of random changes of training images.
+        seed: Seed of the random changes.
+        dtype: Format of the images: float32, or the format that the network autocasts to.
+        rotation: Largest turn either way, as a share of a full turn.
+        zoom: Largest share of a side by which an image is enlarged or reduced.
+        limit: Bytes that the process may use of a GPU; `None`: all free bytes.
+
+    ``side``, ``mean`` and ``std`` are attributes, too.
 
     Attributes:
-        strength: Of the augmentation: its largest shift, turn and zoom, relative to the usual; 0
-            changes nothing. Crops cannot leave the image, so there more than 1 is as 1.
+        strength: Strength of the augmentation: largest shift, turn and zoom, relative to the usual
+            ones; 0 changes nothing. Crops cannot leave the image, so for them 1 is the most.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class ImagePipeline:
         """Randomly changed images and their labels: a function of seed, epoch and indices alone.
 
         Args:
-            indices: Of samples in the store, int64 (n,), on the CPU.
+            indices: Indices of samples in the store, int64 (n,), on the CPU.
             epoch: Zero-based.
             resolution: Image side, in pixels.
 
@@ -128,25 +131,25 @@ class ImagePipeline:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """`training_batch` for each tensor of indices.
 
-        Images that have to be brought to a GPU are gathered and copied one batch ahead.
+        Images that are not on the GPU yet are gathered and copied one batch ahead.
         """
-        if self._device.type == "cpu" or self.makes_there(resolution):
+        if self._device.type == "cpu" or self.makes_on_gpu(resolution):
             for indices in batches:
                 yield self.training_batch(indices, epoch=epoch, resolution=resolution)
             return
         make = partial(self._gathered, epoch=epoch, resolution=resolution)
-        for gathered in made_ahead(make, batches, self._device):
+        for gathered in prefetched(make, batches, self._device):
             yield self._finished(gathered, resolution)
 
-    def makes_there(self, resolution: int) -> bool:
-        """Whether the images are on a GPU, which makes training batches of them by itself."""
-        return self._level(resolution).here
+    def makes_on_gpu(self, resolution: int) -> bool:
+        """Whether the images are on a GPU, which then makes training batches by itself."""
+        return self._level(resolution).on_gpu
 
     def _gathered(self, indices: Tensor, epoch: int, resolution: int) -> tuple[Tensor, ...]:
-        """Pixels of training images, cropped or shifted, labels, whether to mirror each, if any is,
-        and what turns it, if anything does.
+        """Pixels of training images, cropped or shifted, and labels, on the device.
 
-        All on the device, or on its way there.
+        Then, if images are mirrored, whether to mirror each; and if they are turned, `Warps.draw`.
+        Copies to the device may still be running.
         """
         with self._lock:
             level = self._level(resolution)
@@ -162,7 +165,8 @@ class ImagePipeline:
             if self._augmentation in FLIPPED:
                 made.append(self._chosen("flip", level, indices))
             if self._warps:
-                made.append(sent(self._warps.draw(epoch, indices, self.strength), self._device))
+                turns = self._warps.draw(epoch, indices, self.strength)
+                made.append(copy_to_device(turns, self._device))
             return tuple(made)
 
     def _finished(self, gathered: tuple[Tensor, ...], resolution: int) -> tuple[Tensor, Tensor]:
@@ -172,18 +176,18 @@ class ImagePipeline:
         return self._normalize(pixels, resolution, *drawn), labels
 
     def evaluation_batch(self, indices: Tensor, *, resolution: int) -> tuple[Tensor, Tensor]:
-        """As `training_batch`, without anything random: whole images, or their middle."""
+        """`training_batch` without random changes: whole images, or their middle."""
         pixels = self._still(self._full, indices)
         labels = self._chosen("labels", self._full, indices)
         return self._normalize(pixels, resolution), labels
 
     def prepare(self, resolutions: Iterable[int], progress: Progress | None = None) -> None:
-        """Make what training at ``resolutions`` needs; else it is made with the first batch."""
+        """Make the images for training at ``resolutions``; else the first batch makes them."""
         for resolution in resolutions:
             self._level(resolution, progress)
 
     def _level(self, resolution: int, progress: Progress | None = None) -> _Level:
-        """What training images of ``resolution`` pixels are made from."""
+        """The images from which batches of ``resolution`` pixels are made."""
         if not is_well_below(resolution, self.side):
             return self._full
         if resolution not in self._reduced:
@@ -194,7 +198,7 @@ class ImagePipeline:
         return self._reduced[resolution]
 
     def _level_of(self, store: ImageStore, side: int) -> _Level:
-        """The images of a store, on the GPU if they fit, and can be cropped there."""
+        """The images of a store, on the GPU if they fit there and can be cropped there."""
         pixels = store.pixels
         room: float = RESIDENT_BYTES
         if self._device.type == "cuda":
@@ -202,34 +206,35 @@ class ImagePipeline:
         if self._limit is not None:
             room = min(room, RESIDENT_SHARE * self._limit)
         fits = self._device.type != "cpu" and 0 < len(pixels) <= room
-        if fits and (self._whole or int(store.sizes.min()) >= side):  # smaller ones are enlarged
+        if fits and (self._whole or int(store.sizes.min()) >= side):  # the CPU enlarges small ones
             pixels = pixels.to(self._device)
         return _Level(store, side, pixels, whole=self._whole)
 
     def _still(self, level: _Level, indices: Tensor) -> Tensor:
+        """Images without random shift or crop, on the device; uint8 (n, side, side, 3)."""
         if self._whole:
             return self._whole_ones(level, indices)
         return self._crop(level, indices, None)
 
     def _whole_ones(self, level: _Level, indices: Tensor) -> Tensor:
-        """Some whole images, on the device; uint8 (n, height, width, 3)."""
+        """Whole images, on the device; uint8 (n, height, width, 3)."""
         if level.images is None:
             every = [level.store.image(index) for index in indices.tolist()]
-            return sent(torch.stack(every), self._device)
+            return copy_to_device(torch.stack(every), self._device)
         found = level.images.index_select(0, self._at(level.pixels.device, indices))
-        return found if level.here else sent(found, self._device)
+        return found if level.on_gpu else copy_to_device(found, self._device)
 
     def _draw(self, epoch: int) -> None:
-        """Draw for all samples of an epoch at once: between steps each small operation counts."""
+        """Draw for all samples of an epoch at once: small operations in each step cost time."""
         if epoch != self._drawn:
             self._drawn = epoch
             self._draws = draw(self._seed, epoch, torch.arange(len(self._store)))
             self._tables = {key: one for key, one in self._tables.items() if key[0] == "labels"}
 
     def _starts(self, level: _Level, indices: Tensor) -> tuple[Tensor, int]:
-        """Where each shifted image starts, and the pixels of the largest shift; see `_shift`."""
+        """First byte of each shifted image, and the pixels of the largest shift; see `_shift`."""
         assert self._store.shape is not None  # noqa: S101 - whole images have one size
-        assert level.store.shape is not None  # noqa: S101 - and so have their copies
+        assert level.store.shape is not None  # noqa: S101 - and so have their reduced copies
         full, side = self._store.shape[0], level.store.shape[0]
         shift = max(1, round(self.strength * full / _PADDING_SHARE)) if self.strength else 0
         pad = round(shift * side / full)
@@ -244,9 +249,10 @@ class ImagePipeline:
         return self._chosen("starts", level, indices), pad
 
     def _chosen(self, name: str, level: _Level, indices: Tensor) -> Tensor:
-        """What is known of each sample for some of them, on the device; looked up where images are.
+        """Labels, flips or starts of some samples, on the device.
 
-        It is brought there once, so that a batch takes its indices alone across.
+        They are looked up on the device of the images, where those of all samples are brought once,
+        so that each batch copies its indices alone.
         """
         place = level.pixels.device
         if (name, place) not in self._tables:
@@ -254,19 +260,19 @@ class ImagePipeline:
                 every = self._store.labels
             else:
                 every = self._draws.flip if name == "flip" else self._all_starts
-            self._tables[name, place] = sent(every, place)
+            self._tables[name, place] = copy_to_device(every, place)
         found = self._tables[name, place].index_select(0, self._at(place, indices))
-        return found if level.here else sent(found, self._device)
+        return found if level.on_gpu else copy_to_device(found, self._device)
 
     def _at(self, place: torch.device, indices: Tensor) -> Tensor:
-        """Indices where they are looked up; those of one batch are brought there once."""
+        """Indices on the device where they are looked up; copied once for each batch."""
         brought = self._brought
         if brought is None or brought[0] is not indices or brought[1] != place:
-            brought = self._brought = indices, place, sent(indices, place)
+            brought = self._brought = indices, place, copy_to_device(indices, place)
         return brought[2]
 
     def _crop(self, level: _Level, indices: Tensor, draws: Draws | None) -> Tensor:
-        """A square of each image, the middle one without draws; uint8 (n, side, side, 3)."""
+        """A square of each image, without ``draws`` the middle one; uint8 (n, side, side, 3)."""
         heights, widths = self._store.sizes[indices].unbind(1)
         edges = torch.minimum(heights, widths).clamp(max=self.side)
         if draws is None:
@@ -275,26 +281,27 @@ class ImagePipeline:
             tops = _first_pixels(draws.vertical[indices], heights - edges, self.strength)
             lefts = _first_pixels(draws.horizontal[indices], widths - edges, self.strength)
         store, side = level.store, level.side
-        if side != self.side:  # the same part of the image, to half a pixel
+        if side != self.side:  # the corresponding part of the reduced image, to half a pixel
             heights, widths = store.sizes[indices].unbind(1)
             edges = torch.minimum(heights, widths).clamp(max=side)
             tops = torch.minimum(_nearest(tops * side, self.side), heights - edges)
             lefts = torch.minimum(_nearest(lefts * side, self.side), widths - edges)
-        if level.here:
-            rows = sent(store.rows(indices, tops, lefts, side), self._device)
-            return stretches_of(level.pixels, rows, side)
+        if level.on_gpu:
+            rows = copy_to_device(store.rows(indices, tops, lefts, side), self._device)
+            return squares_at(level.pixels, rows, side)
         if bool((edges == side).all()):
-            return sent(store.squares(indices, tops, lefts, side), self._device)
+            return copy_to_device(store.squares(indices, tops, lefts, side), self._device)
         pixels = torch.empty(len(indices), side, side, 3, dtype=torch.uint8)
         for position, edge in enumerate(edges.tolist()):
             one = slice(position, position + 1)
             square = store.squares(indices[one], tops[one], lefts[one], edge)
             pixels[one] = square if edge == side else resize(square, side)
-        return sent(pixels, self._device)
+        return copy_to_device(pixels, self._device)
 
     def _normalize(self, pixels: Tensor, resolution: int, turns: Tensor | None = None) -> Tensor:
-        """Resized and normalized images (n, 3, resolution, resolution) of (n, side, side, 3),
-        turned in between if ``turns`` say how.
+        """Images (n, 3, resolution, resolution) of pixels (n, side, side, 3).
+
+        They are resized, turned if there are ``turns``, and normalized.
         """
         if pixels.shape[1] != resolution:
             pixels = resize(pixels, resolution)
@@ -304,13 +311,13 @@ class ImagePipeline:
 
 
 class Normalization:
-    """Makes a network's input of pixels.
+    """Makes a network's input from pixels.
 
     Args:
-        mean: Of each channel, over pixels in [0, 1]; subtracted.
-        std: As ``mean``; divided by.
-        device: Where the pixels are.
-        dtype: Of the result.
+        mean: Mean of each channel, over pixels in [0, 1]; subtracted.
+        std: Standard deviation of each channel; divided by.
+        device: Device of the pixels.
+        dtype: Format of the result.
     """
 
     def __init__(
@@ -324,11 +331,14 @@ class Normalization:
         """Normalized (n, 3, side, side), channels last, of uint8 or float (n, side, side, 3)."""
         side = pixels.shape[1]
         if side not in self._factors:
-            # One factor and one offset for each value of an image: whole rows go through at once,
+            # A factor and an offset for each value of an image: whole rows are computed at once,
             # four times as fast as broadcasting over three channels.
             factor = (1 / (255 * self._std)).repeat(side * side)
             offset = (-self._mean / self._std).repeat(side * side)
-            self._factors[side] = sent(factor, self._device), sent(offset, self._device)
+            self._factors[side] = (
+                copy_to_device(factor, self._device),
+                copy_to_device(offset, self._device),
+            )
         factor, offset = self._factors[side]
         rows = pixels.reshape(len(pixels), -1).float()
         torch.addcmul(offset, rows, factor, out=rows)
@@ -340,10 +350,10 @@ class _Level:
     """Images at one scale.
 
     Attributes:
-        store: Holds them.
-        side: Of the squares that are cropped out of them, in pixels.
-        pixels: Of the store, here or on the GPU.
-        whole: Whether they are used whole.
+        store: The images.
+        side: Side of the squares that are cropped out of them, in pixels.
+        pixels: The store's pixels, on the CPU or on the GPU.
+        whole: Whether images are used whole.
     """
 
     store: ImageStore
@@ -352,13 +362,13 @@ class _Level:
     whole: bool
 
     @property
-    def here(self) -> bool:
-        """Whether they are on the GPU that computes."""
+    def on_gpu(self) -> bool:
+        """Whether the pixels are on the GPU."""
         return self.pixels.device.type != "cpu"
 
     @cached_property
     def images(self) -> Tensor | None:
-        """All of them, uint8 (N, height, width, 3), where they are used whole."""
+        """All images, uint8 (N, height, width, 3), if they are used whole; else `None`."""
         if not self.whole or self.store.images is None:
             return None
         return self.pixels.view(self.store.images.shape)
@@ -368,12 +378,12 @@ class _Level:
 
 
 class Draws(NamedTuple):
-    """What chance says of each sample of a batch; tensors (n,) on the CPU."""
+    """Random numbers of each sample of a batch; tensors (n,) on the CPU."""
 
     vertical: Tensor
     """Uniform integers below 2^24."""
     horizontal: Tensor
-    """As ``vertical``, and independent of it."""
+    """Uniform integers below 2^24, independent of ``vertical``."""
     flip: Tensor
     """True for half of the samples."""
 
@@ -381,8 +391,8 @@ class Draws(NamedTuple):
 def draw(seed: int, epoch: int, indices: Tensor) -> Draws:
     """Random numbers that depend on nothing but seed, epoch and sample index.
 
-    Each is a cut through one 64-bit output of SplitMix64, started from the mixed seed and epoch, at
-    the position that the index gives.
+    All are bits of one 64-bit output of SplitMix64, started from the mixed seed and epoch, at the
+    position of the sample's index.
 
     References:
         Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators, OOPSLA.
@@ -397,12 +407,12 @@ def draw(seed: int, epoch: int, indices: Tensor) -> Draws:
 
 @dataclass(frozen=True)
 class Warps:
-    """Turns and zooms of images, drawn apart from all else: false where there are none.
+    """Random turns and zooms of images; false where both are 0.
 
     Attributes:
-        seed: Of the job.
-        rotation: Largest turn either way, as a share of a full one.
-        zoom: Largest share of a side that is shown more or less.
+        seed: Seed of the job.
+        rotation: Largest turn either way, as a share of a full turn.
+        zoom: Largest share of a side by which an image is enlarged or reduced.
     """
 
     seed: int
@@ -413,15 +423,15 @@ class Warps:
         return bool(self.rotation or self.zoom)
 
     def draw(self, epoch: int, indices: Tensor, strength: float) -> Tensor:
-        """Where each place of a changed image is in the image itself, for `warp`.
+        """Random turns and zooms for `warp`.
 
-        Like `draw`, of nothing but seed, epoch and sample index, from another start, so that no
-        draw of theirs is one of these.
+        Like those of `draw` they depend on seed, epoch and sample index alone, but on another start
+        of the generator, so that they are independent of them.
 
         Args:
             epoch: Zero-based.
-            indices: Of samples, int64 (n,), on the CPU.
-            strength: Of the largest turn and zoom.
+            indices: Indices of samples, int64 (n,), on the CPU.
+            strength: Factor on the largest turn and zoom.
 
         Returns:
             Scale times cosine and sine of the angle, float32 (n, 2).
@@ -439,7 +449,7 @@ class Warps:
 
 
 def _start(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
-    """From where an epoch's draws start."""
+    """Start of the generator for an epoch."""
     return split_mix(np.array([seed % 2**64], np.uint64), np.array([epoch], np.uint64))
 
 
@@ -459,25 +469,30 @@ def split_mix(
 
 
 def _scaled(field: Tensor, choices: int | Tensor) -> Tensor:
-    """Integers below ``choices`` from such below 2^24, equally likely within choices / 2^24."""
+    """Integers below ``choices`` from integers below 2^24, uniform to within choices / 2^24."""
     return field * choices >> FIELD_BITS
 
 
 def _first_pixels(fields: Tensor, rooms: Tensor, strength: float) -> Tensor:
-    """Where crops start that have so much room each; weaker ones keep around the middle."""
+    """First pixels of crops with so much room each; with less strength nearer to the middle."""
     spans = rooms if strength >= 1 else (strength * rooms.double()).round().long()
     return (rooms - spans) // 2 + _scaled(fields, spans + 1)
 
 
 def _nearest(values: Tensor, divisor: int) -> Tensor:
-    """Whole numbers nearest to ``values / divisor``, alike on both sides of 0."""
+    """Whole numbers nearest to ``values / divisor``, symmetric about 0."""
     return (values.double() / divisor).round().long()
 
 
 def _shift(images: Tensor, starts: Tensor, pad: int) -> Tensor:
-    """Images moved by up to ``pad`` pixels each way, black coming in; (n, side, side, 3).
+    """Images shifted by up to ``pad`` pixels each way, with black beyond the border.
 
-    Rows are copied as stretches of bytes out of the padded batch.
+    Rows are copied as byte ranges out of the padded batch.
+
+    Args:
+        images: uint8 (n, side, side, 3).
+        starts: First byte of each shifted image in its padded image, int64 (n,).
+        pad: Pixels of padding on each side.
     """
     if not pad:
         return images
@@ -486,32 +501,32 @@ def _shift(images: Tensor, starts: Tensor, pad: int) -> Tensor:
     rows = starts[:, None] + _row_starts(
         count, padded.stride(0), side, padded.stride(1), images.device, _stream(images.device)
     )
-    return stretches_of(padded.view(-1), rows.view(-1), side)
+    return squares_at(padded.view(-1), rows.view(-1), side)
 
 
 def _stream(device: torch.device) -> int:
-    """In which the device is given work now."""
+    """Handle of the device's current stream; 0 on the CPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
-@lru_cache(16)  # a GPU starts each small operation by itself
+@lru_cache(16)  # each small operation costs a launch on a GPU
 def _row_starts(
     images: int, image_bytes: int, rows: int, row_bytes: int, place: torch.device, stream: int
 ) -> Tensor:
-    """Where each row of each image of a batch starts in it, in bytes: int64 (images, rows).
+    """First byte of each row of each image in a batch: int64 (images, rows).
 
-    One for each ``stream``, as another would not wait until it is there.
+    There is one result for each ``stream``, as another stream would not wait for the copy.
     """
     del stream
     firsts = torch.arange(0, images * image_bytes, image_bytes)
-    return sent(firsts[:, None] + torch.arange(0, rows * row_bytes, row_bytes), place)
+    return copy_to_device(firsts[:, None] + torch.arange(0, rows * row_bytes, row_bytes), place)
 
 
 def flip(images: Tensor, chosen: Tensor) -> Tensor:
-    """``images`` (n, side, side, 3) of which the ``chosen`` ones are mirrored left to right.
+    """``images`` (n, side, side, 3), of which the ``chosen`` ones are mirrored left to right.
 
-    On a GPU all are mirrored and some of them taken: how many are chosen only the GPU knows. On
-    the CPU it is done in place.
+    On a GPU all are mirrored, as only the GPU knows which are chosen. On the CPU the chosen ones
+    are mirrored in place.
     """
     if images.device.type != "cpu":
         return torch.where(chosen.view(-1, 1, 1, 1), images.flip(2), images)
@@ -520,11 +535,11 @@ def flip(images: Tensor, chosen: Tensor) -> Tensor:
 
 
 def warp(images: Tensor, turns: Tensor) -> Tensor:
-    """Images (n, side, side, 3) turned and zoomed as `Warps.draw` says, in float32.
+    """Images (n, side, side, 3) turned and zoomed by `Warps.draw`, in float32.
 
-    Bilinear; what comes in from outside is mirrored at the border. With places from -1 to 1, place
-    (x, y) shows what was at (c x - s y, s x + c y). All of it is done value by value, so that
-    an image comes out the same in any batch.
+    Interpolation is bilinear; beyond the border the image is mirrored. With coordinates from -1 to
+    1, (x, y) shows the pixel that was at (c x - s y, s x + c y). All operations are elementwise, so
+    that the result for an image is equal in any batch.
     """
     side = images.shape[1]
     places = (2 * torch.arange(side, device=images.device) + 1) / side - 1
@@ -537,10 +552,10 @@ def warp(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def resize(images: Tensor, side: int) -> Tensor:
-    """Bilinear, antialiased: (n, side, side, 3) of square (n, any, any, 3).
+    """Square images (n, any, any, 3) resized to (n, side, side, 3), bilinear and antialiased.
 
     On the CPU uint8 stays uint8, which is three times as fast as float and rounds by at most half a
-    grey level; GPUs resize float alone.
+    grey level; GPUs resize only float.
     """
     planes = images.permute(0, 3, 1, 2)
     if images.device.type != "cpu":

@@ -1,11 +1,11 @@
 """Smaller copies of a store, so that an epoch at a low resolution reads and handles small images.
 
-A copy has every image at the scale of its resolution: where a crop of ``side`` pixels is taken at
-the highest resolution, one of ``resolution`` pixels shows the same part of the image here, and
-nothing is left to resize. Each pixel is the mean over the area that it covers, parts of pixels
-counted as such.
+A copy has every image at the scale of its resolution: a crop of ``resolution`` pixels from the copy
+shows the part of the image that a crop of ``side`` pixels shows at the highest resolution, and need
+not be resized. Each pixel is the mean over the area that it covers; parts of pixels count by their
+area.
 
-It is made once, on first use, beside the store, and found by the digest of the store's pixels.
+A copy is made once, on first use, beside the store, and found by the digest of the store's pixels.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from batchwright.workload.data.store import Progress, cache_folder, free_bytes, 
 from batchwright.workload.data.store_writer import StoreWriter
 
 WELL_BELOW = 0.8
-"""Largest share of the top resolution that is read from a copy; above, images are resized."""
-_DISK_SHARE = 0.5  # of the free bytes that a copy may take
-_AT_ONCE = 64  # images of one size
+"""Largest share of the top resolution for which a copy is made; above it, images are resized."""
+_DISK_SHARE = 0.5  # of the free bytes, that a copy may take
+_AT_ONCE = 64  # images of one size that are reduced at once
 _logger = logging.getLogger(__name__)
 
 
 def is_well_below(resolution: int, side: int) -> bool:
-    """Whether images of ``resolution`` pixels come out of a smaller copy."""
+    """Whether images of ``resolution`` pixels are read from a smaller copy."""
     return resolution <= WELL_BELOW * side
 
 
@@ -40,10 +40,13 @@ def reduced(
     """The images of ``store``, each ``resolution / side`` times as large.
 
     Args:
-        store: On disk, or in memory as its copy then is too.
+        store: The images, on disk or in memory; the copy is in the same place.
         side: Highest training resolution, in pixels.
-        resolution: A lower one.
+        resolution: A lower resolution, in pixels.
         progress: Called as progress(done, total, what) while a copy is made.
+
+    Returns:
+        The copy; without room for it on the disk, a store that reduces images as they are read.
 
     Raises:
         FileError: The cache cannot be written.
@@ -82,12 +85,12 @@ def reduced_sizes(sizes: Tensor, *, side: int, resolution: int) -> Tensor:
 
 
 def area_mean(images: Tensor, height: int, width: int) -> Tensor:
-    """Means over the areas of (n, height, width, 3) equal parts of uint8 (n, any, any, 3).
+    """Images uint8 (n, any, any, 3), reduced to (n, height, width, 3) by means over equal areas.
 
-    Parts of pixels count by their area. Exact but for the rounding to whole grey levels.
+    Parts of pixels count by their area. The means are exact but for rounding to whole grey levels.
     """
     count, rows, columns = images.shape[:3]
-    # Rows and columns as two matrix products, each over all that lies beside them in memory.
+    # Two matrix products, for rows and columns, each over contiguous memory.
     down = _weights(rows, height) @ images.reshape(count, rows, columns * 3).float()
     turned = down.view(count, height, columns, 3).transpose(1, 2).reshape(count, columns, -1)
     across = (_weights(columns, width) @ turned).view(count, width, height, 3).transpose(1, 2)
@@ -96,7 +99,7 @@ def area_mean(images: Tensor, height: int, width: int) -> Tensor:
 
 @cache
 def _weights(old: int, new: int) -> Tensor:
-    """Share of each of ``old`` pixels in each of ``new`` means, float32 (new, old)."""
+    """Weight of each of ``old`` pixels in each of ``new`` means, float32 (new, old)."""
     edges = torch.arange(new + 1, dtype=torch.float64) * old / new
     pixels = torch.arange(old, dtype=torch.float64)
     ends = torch.minimum(edges[1:, None], pixels + 1)
@@ -104,7 +107,7 @@ def _weights(old: int, new: int) -> Tensor:
 
 
 def _copies(store: ImageStore, sizes: Tensor) -> Iterator[Tensor]:
-    """The smaller images in order, equal neighbours together: uint8 (n, height, width, 3)."""
+    """The reduced images in order; neighbours of equal sizes together: uint8 (n, h, w, 3)."""
     both = torch.cat([store.sizes, sizes], dim=1)
     changes = (both[1:] != both[:-1]).any(dim=1).nonzero().squeeze(1) + 1
     runs = torch.arange(len(store)).tensor_split(changes)
@@ -114,21 +117,21 @@ def _copies(store: ImageStore, sizes: Tensor) -> Iterator[Tensor]:
 
 
 class _Unstored(ImageStore):
-    """Smaller images that are made each time they are asked for."""
+    """Reduced images that are made each time they are read."""
 
     def __init__(self, store: ImageStore, sizes: Tensor) -> None:
         self._store = store
         self.labels, self.sizes, self.images, self.origin = store.labels, sizes, None, None
-        self.pixels = torch.empty(0, dtype=torch.uint8)  # none are kept
+        self.pixels = torch.empty(0, dtype=torch.uint8)  # the pixels are not kept
         self.shape = shape_of(sizes)
 
     def image(self, index: int) -> Tensor:
-        """As `ImageStore.image`, made now."""
+        """Image ``index`` as uint8 (height, width, 3), reduced now."""
         height, width = self.sizes[index].tolist()
         return area_mean(self._store.image(index)[None], height, width)[0]
 
     def squares(self, indices: Tensor, tops: Tensor, lefts: Tensor, side: int) -> Tensor:
-        """As `ImageStore.squares`."""
+        """See `ImageStore.squares`."""
         places = zip(indices.tolist(), tops.tolist(), lefts.tolist(), strict=True)
         found = [self.image(i)[top : top + side, left : left + side] for i, top, left in places]
         return torch.stack(found)

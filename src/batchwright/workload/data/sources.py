@@ -1,4 +1,4 @@
-"""From the job's ``data`` to images: which data there are, how each is split and recognized."""
+"""From the job's ``data`` to images: the sources of data, and how each is opened and identified."""
 
 from __future__ import annotations
 
@@ -42,7 +42,13 @@ from batchwright.workload.data.listing import (
     stored_bytes,
 )
 from batchwright.workload.data.store import Progress, is_stored, open_index, open_store
-from batchwright.workload.data.store_writer import PARTS, Part, StoreWriter, bytes_of
+from batchwright.workload.data.store_writer import (
+    PARTS,
+    Header,
+    Part,
+    StoreWriter,
+    array_bytes,
+)
 from batchwright.workload.task import import_object
 
 _IMPORT_STRING = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
@@ -51,16 +57,17 @@ _DIGITS_HELD_OUT = 36  # of each of the ten digits
 
 @dataclass(frozen=True)
 class ImageData:
-    """Training and held-out images, and what is known of them.
+    """Training and held-out images, with facts and statistics.
 
     Attributes:
-        train: Training images; `ImageFiles` where they are too many for the cache, another
-            map-style `Dataset` only where the job names an import string.
-        val: Held-out images, likewise.
+        train: Training images: an `ImageStore`; `ImageFiles` where they are too many for the cache;
+            another map-style `Dataset` only where the job names an import string.
+        val: Held-out images, of the class of ``train``.
         facts: Sizes, classes, split and digest.
-        mean: Of red, green and blue over the training pixels in [0, 1]. For an import string 0:
-            its items are used as they come.
-        std: Standard deviation, likewise; at least one grey level (1/255). For an import string 1.
+        mean: Mean of red, green and blue over the training pixels in [0, 1]; 0 for an import
+            string, whose items are not normalized.
+        std: Standard deviation of red, green and blue, at least one grey level (1/255); 1 for an
+            import string.
     """
 
     train: ImageStore | Dataset[Any]
@@ -74,10 +81,11 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     """The images of ``job.data``; decoded into the cache first where they are not there yet.
 
     Args:
-        job: Its keys ``data``, ``data_args``, ``val``, ``unreadable`` and ``resolutions`` count.
+        job: The job; its keys ``data``, ``data_args``, ``val``, ``unreadable`` and ``resolutions``
+            count.
         progress: Called as progress(done, total, what) while images are decoded.
-        verify: Compare cached images with their digests. Workers whose parent has just done so
-            pass False.
+        verify: Whether to compare cached images with their digests. Workers whose parent has just
+            done so pass False.
 
     Raises:
         DataError: The data are unknown, missing, damaged or inconsistent.
@@ -111,7 +119,7 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     if source.takes_path and place.startswith("~"):
         try:
             Path(place).expanduser()
-        except RuntimeError:  # nobody has that name, or this user no home
+        except RuntimeError:  # there is no such user, or this user has no home folder
             raise DataError(
                 f"data={job.data}: there is no such home folder; give the whole path"
             ) from None
@@ -120,7 +128,7 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
     if not source.named_by_folder:
         return found
-    # Not out of the cache, which may be older than the folder's name.
+    # The cache may hold the folder's former name.
     return replace(found, facts=found.facts.model_copy(update={"name": data_name(job.data)}))
 
 
@@ -145,9 +153,23 @@ def _open_arrays(
 ) -> ImageData:
     def build(writer: StoreWriter) -> DataFacts:
         data = read()
-        for part, (pixels, labels) in data.parts.items():
+        digest = hashlib.sha256(json.dumps(data.classes).encode())
+        for part in PARTS:
+            pixels, labels = data.parts[part]
             writer.add(part, pixels, labels)
-        return _facts_of_arrays(data)
+            digest.update(part.encode())
+            digest.update(array_bytes(labels.astype("<i8")))
+            digest.update(array_bytes(pixels))
+        return DataFacts(
+            name=data.name,
+            digest=digest.hexdigest(),
+            train_samples=len(data.parts["train"][1]),
+            val_samples=len(data.parts["val"][1]),
+            split=data.split,
+            classes=data.classes,
+            side=data.parts["train"][0].shape[1],
+            largest_class=largest_share(data.parts["val"][1]),
+        )
 
     return _open(recipe, build, progress, verify)
 
@@ -160,25 +182,6 @@ def _open(
 ) -> ImageData:
     train, val, header = open_store(recipe, build, progress=progress, verify=verify)
     return ImageData(train, val, header.facts, header.mean, header.std)
-
-
-def _facts_of_arrays(data: _ArrayData) -> DataFacts:
-    digest = hashlib.sha256(json.dumps(data.classes).encode())
-    for part in PARTS:
-        pixels, labels = data.parts[part]
-        digest.update(part.encode())
-        digest.update(bytes_of(labels.astype("<i8")))
-        digest.update(bytes_of(pixels))
-    return DataFacts(
-        name=data.name,
-        digest=digest.hexdigest(),
-        train_samples=len(data.parts["train"][1]),
-        val_samples=len(data.parts["val"][1]),
-        split=data.split,
-        classes=data.classes,
-        side=data.parts["train"][0].shape[1],
-        largest_class=largest_share(data.parts["val"][1]),
-    )
 
 
 def open_digits(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
@@ -194,10 +197,11 @@ def _read_digits() -> _ArrayData:
     """
     from sklearn.datasets import load_digits  # slow to import, and needed once per cache
 
-    images, labels = load_digits().images, load_digits().target.astype(np.int64)
+    digits = load_digits()
+    images, labels = digits.images, digits.target.astype(np.int64)
     grey = ((images.astype(np.int64) * 255 + 8) // 16).astype(np.uint8)
     pixels = np.repeat(grey[..., None], 3, axis=3)
-    # A hash, not a random generator, chooses: no library version can change the choice.
+    # Chosen by a hash, not by a random generator, whose numbers a library version might change.
     draw = [hashlib.sha256(b"%d" % index).digest() for index in range(len(labels))]
     held_out = np.zeros(len(labels), bool)
     for digit in range(10):
@@ -215,7 +219,7 @@ def _read_digits() -> _ArrayData:
 
 
 def open_cifar(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
-    """CIFAR-10 or CIFAR-100, from the folder of its original files or the one above."""
+    """CIFAR-10 or CIFAR-100, from the folder of its original files or its parent."""
     kind = job.data.partition(":")[0]
     edition = cifar.EDITIONS[kind]
     folder = cifar.find_folder(edition, Path(place).expanduser())
@@ -255,14 +259,15 @@ def open_listed(
     progress: Progress | None,
     verify: bool,
 ) -> ImageData:
-    """Images that a library or a format of its own holds: decoded as those of a folder are.
+    """Images of a library or of a special format, decoded as those of a folder are.
 
     Args:
-        make: Lists them; called only where they are not in the cache yet, or stay where they are.
-        identity: What tells whether they are still the same; JSON values.
-        job: Its keys ``data_args``, ``val``, ``unreadable`` and ``resolutions`` count.
-        progress: As `open_data` has it.
-        verify: Likewise.
+        make: Lists the images; called only if they are not in the cache yet, or stay in their
+            files.
+        identity: JSON values that change whenever the images do.
+        job: The job; its keys ``data_args``, ``val``, ``unreadable`` and ``resolutions`` count.
+        progress: As for `open_data`.
+        verify: As for `open_data`.
     """
     keys = {key: getattr(job, key) for key in ("data_args", "val", "unreadable", "resolutions")}
 
@@ -286,50 +291,29 @@ def _open_listing(
     progress: Progress | None,
     verify: bool,
 ) -> ImageData:
-    # What was begun one way stays so, however full the disk has become since.
-    if not is_stored(recipe):
-        kept = {**recipe, "kept": "decoded files"}
-        found = _open_files(*listed(), kept, job, progress)
-        if found is not None:
-            return found
+    def builder(add_all: Callable[..., DataFacts]) -> Callable[[StoreWriter], DataFacts]:
+        def build(writer: StoreWriter) -> DataFacts:
+            listing, top = listed()
+            skip = job.unreadable == "skip"
+            return add_all(
+                listing, writer, top_resolution=top, skip_unreadable=skip, progress=progress
+            )
 
-    def build(writer: StoreWriter) -> DataFacts:
+        return build
+
+    if not is_stored(recipe):  # images that were decoded once stay so, however full the disk is now
         listing, top = listed()
-        return decode_all(
-            listing,
-            writer,
-            top_resolution=top,
-            skip_unreadable=job.unreadable == "skip",
-            progress=progress,
-        )
-
-    return _open(recipe, build, progress, verify)
+        in_files = {**recipe, "kept": "decoded files"}
+        found = open_index(in_files, None)
+        if found is None and not fits_the_disk(stored_bytes(listing, top)):
+            found = open_index(in_files, builder(index_all), progress=progress)
+        if found is not None:
+            return _in_files(listing, top, *found)
+    return _open(recipe, builder(decode_all), progress, verify)
 
 
-def _open_files(
-    listing: Listing,
-    top: int,
-    recipe: Mapping[str, object],
-    job: Job,
-    progress: Progress | None,
-) -> ImageData | None:
-    """The images in their files; `None` if they fit the cache decoded."""
-
-    def build(writer: StoreWriter) -> DataFacts:
-        return index_all(
-            listing,
-            writer,
-            top_resolution=top,
-            skip_unreadable=job.unreadable == "skip",
-            progress=progress,
-        )
-
-    found = open_index(recipe, None)
-    if found is None and fits_the_disk(stored_bytes(listing, top)):
-        return None
-    found = found or open_index(recipe, build, progress=progress)
-    assert found is not None  # noqa: S101 - it was built
-    rows, header = found
+def _in_files(listing: Listing, top: int, rows: Mapping[Part, Tensor], header: Header) -> ImageData:
+    """The images that stay in their files; ``rows`` are those of `open_index`."""
 
     def part(name: Part) -> ImageFiles:
         kept = (rows[name][:, 1] > 0).nonzero().squeeze(1)
@@ -347,7 +331,7 @@ def _open_files(
 
 
 def open_function(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
-    """What the function that ``job.data`` names returns; see `from_datasets`."""
+    """The data sets that the function ``job.data`` returns; see `from_datasets`."""
     del place, progress, verify
     function = import_object(job.data, "data")
     try:
@@ -359,19 +343,19 @@ def open_function(job: Job, place: str, progress: Progress | None, verify: bool)
 
 
 def from_datasets(text: str, returned: Any) -> ImageData:
-    """Images of data sets of one's own: (train, validation, class names).
+    """Images of the user's own data sets: (train, validation, class names).
 
-    Their items are (image, label) and are used as they come, but for their size where the plan has
-    another resolution: float tensors (channels, height, width), all of one size, normalized by
-    transforms of their own, and whole numbers. They may be random, so the digest covers the job
+    Items are (image, label): a float tensor (channels, height, width), normalized by the data set's
+    own transforms, all of one size, and a whole number. Items are not changed, except for their
+    size where the plan has another resolution. They may be random, so the digest covers the job
     key, the lengths, the classes and the image size, but no pixels.
 
     Args:
-        text: What the job calls them.
-        returned: The three.
+        text: The job's name of the data.
+        returned: Training and validation data set, and class names.
 
     Raises:
-        DataError: They are something else, or empty.
+        DataError: ``returned`` is something else, or a data set is empty.
     """
     if not isinstance(returned, (tuple, list)) or len(returned) != 3:
         raise DataError(f"data={text} must return (train, validation, class names)")
@@ -431,7 +415,7 @@ def _size_of_item(text: str, dataset: Any, classes: int) -> tuple[int, int]:
 def to_resolution(images: torch.Tensor, resolution: int) -> torch.Tensor:
     """Images (n, channels, height, width) whose shorter side is ``resolution`` pixels.
 
-    The aspect is kept, and what is as large already stays as it came.
+    The aspect ratio is kept; images of that size are returned unchanged.
     """
     shorter = min(images.shape[-2:])
     if shorter == resolution:
@@ -443,17 +427,17 @@ def to_resolution(images: torch.Tensor, resolution: int) -> torch.Tensor:
 
 
 def resized(batch: tuple[Tensor, Tensor], resolution: int) -> tuple[Tensor, Tensor]:
-    """A training batch of a user's own data set at the resolution of the plan's row."""
+    """A training batch of a user's own data set, resized to a resolution in pixels."""
     images, labels = batch
     return to_resolution(images, resolution), labels
 
 
 class AtResolution(Dataset[Any]):
-    """A user's images, each at a resolution; see `to_resolution`.
+    """A user's images, resized to a resolution; see `to_resolution`.
 
     Args:
-        dataset: Its items are (image, label).
-        resolution: In pixels.
+        dataset: A data set of (image, label) items.
+        resolution: Shorter side of the images, in pixels.
     """
 
     def __init__(self, dataset: Dataset[Any], resolution: int) -> None:

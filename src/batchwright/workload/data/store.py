@@ -2,12 +2,12 @@
 
 A store is a folder of plain files in a private cache:
 
-    header.json      what is in it, and the size and SHA-256 of the other files
+    header.json      facts of the data, and the size and SHA-256 of the other files
     train.pixels     uint8, image after image, rows of RGB pixels
     train.index      int64, one row per image: label, height, width
     val.pixels, val.index
 
-It is written aside under a lock, synced and renamed, so that a store is either whole or absent.
+A store is written in another folder under a lock, synced and renamed, so it is whole or absent.
 """
 
 from __future__ import annotations
@@ -58,21 +58,23 @@ def open_store(
     progress: Progress | None = None,
     verify: bool = True,
 ) -> tuple[ImageStore, ImageStore, Header]:
-    """The training and the held-out images made by ``recipe``; built first if the cache has none.
+    """The training and the held-out images of ``recipe``; built first if the cache has none.
 
     Args:
-        recipe: All that decides what ends up in the store; JSON values. Stores are found by it.
+        recipe: JSON values that determine the content of the store; stores are found by them.
         build: Adds every image of both parts to the writer, and returns the facts.
-        progress: Told when another process is waited for.
-        verify: Compare the files with their digests (about 0.5 s a gigabyte). Sizes are always
-            compared. A process whose parent has just verified the store can leave it out.
+        progress: Called while another process is waited for.
+        verify: Whether to compare the files with their digests (about 0.5 s a gigabyte). Sizes are
+            always compared. A process whose parent has just verified the store need not.
 
     Raises:
         FileError: The cache folder cannot be written, or is full.
-        DataError: From ``build``.
+        DataError: ``build`` raises it.
     """
-    found, header = _open(recipe, build, PARTS, _map, progress, verify)
-    return found["train"], found["val"], header
+    found = _open(recipe, build, PARTS, _map, progress, verify)
+    assert found is not None  # noqa: S101 - it was built
+    stores, header = found
+    return stores["train"], stores["val"], header
 
 
 def open_part(
@@ -81,11 +83,9 @@ def open_part(
     *,
     progress: Progress | None = None,
 ) -> ImageStore | None:
-    """As `open_store`, for training images alone; `None` where there are none and no ``build``."""
-    if build is None:
-        found = _read(_stores_folder() / _key(recipe), PARTS[:1], _map, verify=True)
-        return found and found[0]["train"]
-    return _open(recipe, build, PARTS[:1], _map, progress, verify=True)[0]["train"]
+    """`open_store` for training images alone; `None` without a store and without ``build``."""
+    found = _open(recipe, build, PARTS[:1], _map, progress, verify=True)
+    return found and found[0]["train"]
 
 
 def open_index(
@@ -94,33 +94,32 @@ def open_index(
     *,
     progress: Progress | None = None,
 ) -> tuple[dict[Part, torch.Tensor], Header] | None:
-    """As `open_store`, for images that stay in their files: what the writer was told of them.
+    """`open_store` for images that stay in their files.
 
     Returns:
-        By part int64 (n, 3): label, height and width of each file, in order; and the header.
-        `None` where there is nothing and no ``build``.
+        By part int64 (n, 3), label, height and width of each file in order; and the header. `None`
+        without a store and without ``build``.
     """
-    if build is None:
-        return _read(_stores_folder() / _key(recipe), PARTS, _rows, verify=True)
     return _open(recipe, build, PARTS, _rows, progress, verify=True)
 
 
 def is_stored(recipe: Mapping[str, object]) -> bool:
-    """Whether there is a store made by ``recipe``, whole or damaged."""
+    """Whether there is a store of ``recipe``, whole or damaged."""
     return (_stores_folder() / _key(recipe)).exists()
 
 
 def _open(
     recipe: Mapping[str, object],
-    build: Callable[[StoreWriter], DataFacts],
+    build: Callable[[StoreWriter], DataFacts] | None,
     parts: Sequence[Part],
     mapped: _Mapping[_Mapped],
     progress: Progress | None,
     verify: bool,
-) -> tuple[dict[Part, _Mapped], Header]:
+) -> tuple[dict[Part, _Mapped], Header] | None:
+    """Some parts of a store, each ``mapped``, and its header; built if there is none."""
     folder = _stores_folder() / _key(recipe)
     found = _read(folder, parts, mapped, verify=verify)
-    if found is None:
+    if found is None and build is not None:
         with _lock(folder, progress):
             # Whoever held the lock before may have built it.
             found = _read(folder, parts, mapped, verify=verify, tell=True)
@@ -137,10 +136,10 @@ def _key(recipe: Mapping[str, object]) -> str:
 
 
 def cache_folder() -> Path:
-    """Where decoded images are kept: BATCHWRIGHT_CACHE, or the user's cache folder.
+    """The folder for decoded images: BATCHWRIGHT_CACHE, or the user's cache folder.
 
     Raises:
-        FileError: The variable names the home folder of nobody, or there is no home folder.
+        FileError: The folder is in a home folder that does not exist.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     try:
@@ -158,10 +157,10 @@ def cache_folder() -> Path:
 
 
 def free_bytes() -> int:
-    """What is free on the disk that holds the cache.
+    """Free bytes on the disk of the cache.
 
     Raises:
-        FileError: There can be no cache.
+        FileError: The cache folder cannot be made.
     """
     with clear_errors(_stores_folder()):
         return shutil.disk_usage(_stores_folder()).free
@@ -176,10 +175,10 @@ def _stores_folder() -> Path:
 
 @contextmanager
 def _lock(folder: Path, progress: Progress | None) -> Iterator[None]:
-    """Hold the right to write ``folder``; waits while another process has it.
+    """Inside, hold the lock for writing ``folder``; waits while another process holds it.
 
-    The lock file stays: removing it would let two processes lock two files of the same name. The
-    kernel frees the lock of a process that dies.
+    The lock file stays: removing it would let two processes lock two files of one name. The kernel
+    frees the lock of a process that dies.
     """
 
     def waiting(_: str) -> None:
@@ -203,7 +202,7 @@ def _read(
     verify: bool,
     tell: bool = False,
 ) -> tuple[dict[Part, _Mapped], Header] | None:
-    """The store in ``folder``, or `None` if there is none or it is damaged."""
+    """The store in ``folder``; `None` if it is missing or damaged; ``tell`` logs damage."""
     with clear_errors(folder.parent):
         if not folder.exists():
             return None
@@ -234,7 +233,7 @@ def _check(path: Path, file: StoredFile, *, verify: bool) -> None:
 def _map(folder: Path, part: Part, header: Header) -> ImageStore:
     index = _rows(folder, part, header)
     path = folder / f"{part}{PIXELS}"
-    # A private mapping: whatever a program does to the tensor, the file stays as it is.
+    # The mapping is private: changes to the tensor do not reach the file.
     pixels = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
     files = (header.files[path.name], header.files[f"{part}.index"])
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
@@ -255,21 +254,21 @@ def _write(
     parts: Sequence[Part],
     mapped: _Mapping[_Mapped],
 ) -> tuple[dict[Part, _Mapped], Header]:
-    """Build the store aside, then put it in place; on any failure nothing is left of it."""
-    aside = folder.with_suffix(".part")
+    """Build the store in another folder, then rename it; after an error nothing is left of it."""
+    unfinished = folder.with_suffix(".part")
     try:
         with clear_errors(folder.parent):
-            shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
-            aside.mkdir(mode=0o700)
-        with StoreWriter(aside, parts) as writer:
+            shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+            unfinished.mkdir(mode=0o700)
+        with StoreWriter(unfinished, parts) as writer:
             writer.finish(build(writer))
         with clear_errors(folder.parent):
             if folder.exists():
                 shutil.rmtree(folder)
-            aside.rename(folder)
+            unfinished.rename(folder)
             sync(folder.parent)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
     found = _read(folder, parts, mapped, verify=False)
     if found is None:

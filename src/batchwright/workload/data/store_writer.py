@@ -1,4 +1,4 @@
-"""Writes a store of decoded images: its files, their digests, and what the store says of itself."""
+"""Writes a store of decoded images: its files, their digests, and a header with the facts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from batchwright.errors import FileError
 from batchwright.records import DataFacts, Record
 
 Part = Literal["train", "val"]
-"""Of a data set: training or held-out images."""
+"""A part of a data set: training or held-out images."""
 
 PARTS: tuple[Part, Part] = ("train", "val")
 PIXELS = ".pixels"
-"""How the names of files with decoded images end."""
+"""Suffix of files with decoded images."""
 
 CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
 """Environment variable that names the folder for decoded images."""
@@ -32,14 +32,14 @@ _Triple = tuple[float, float, float]
 
 
 class StoredFile(Record):
-    """Size and digest by which a file of a store is checked."""
+    """Size and digest by which a file of a store is verified."""
 
     bytes: int = Field(ge=0)
     sha256: str
 
 
 class Header(Record):
-    """What a store says of itself."""
+    """The header of a store: facts of the data, statistics of the pixels, and the other files."""
 
     format: Literal["batchwright-store/1"] = "batchwright-store/1"
     facts: DataFacts
@@ -48,13 +48,13 @@ class Header(Record):
     files: dict[str, StoredFile]
 
 
-def bytes_of(values: npt.NDArray[np.generic]) -> memoryview:
-    """The bytes of an array in row-major order, copied only if it is laid out otherwise."""
+def array_bytes(values: npt.NDArray[np.generic]) -> memoryview:
+    """The bytes of an array in row-major order; copied only if its layout is another."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 class _HashedFile:
-    """A file that knows the digest of what was written to it."""
+    """A file that computes the digest of its content as it is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +63,7 @@ class _HashedFile:
         self._bytes = 0
 
     def write(self, values: npt.NDArray[np.generic]) -> None:
-        data = bytes_of(values)
+        data = array_bytes(values)
         self._stream.write(data)
         self._digest.update(data)
         self._bytes += len(data)
@@ -79,7 +79,12 @@ class _HashedFile:
 
 
 class StoreWriter:
-    """Takes the decoded images of a data set, part by part, in the order they will have."""
+    """Writes the decoded images of a data set, in the order in which they are added to each part.
+
+    Args:
+        folder: The store's folder, which exists and is empty.
+        parts: Parts of the data set that are written.
+    """
 
     def __init__(self, folder: Path, parts: Sequence[Part] = PARTS) -> None:
         self._folder = folder
@@ -94,7 +99,7 @@ class StoreWriter:
 
     def __exit__(self, *_: object) -> None:
         for file in self._pixels.values():
-            with suppress(OSError):  # still open after a failure, which has been told already
+            with suppress(OSError):  # open only after an error, which has been raised already
                 file.close()
 
     def add(
@@ -103,9 +108,9 @@ class StoreWriter:
         """Append images of one size.
 
         Args:
-            part: Where they belong.
+            part: The images' part.
             pixels: uint8 (n, height, width, 3), RGB.
-            labels: int (n,), their classes.
+            labels: int (n,), the images' classes.
         """
         count, height, width, _ = pixels.shape
         rows = np.empty((count, 3), "<i8")
@@ -117,11 +122,11 @@ class StoreWriter:
             self._pixels[part].write(pixels)
 
     def add_file(self, part: Part, label: int, height: int, width: int) -> None:
-        """Append an image that stays in its file: its class, and its size as its header says."""
+        """Append the class and size, in pixels, of an image that stays in its file."""
         self._index[part].append(np.array([[label, height, width]], "<i8"))
 
-    def look(self, pixels: npt.NDArray[np.uint8]) -> None:
-        """Count some training pixels, (n, height, width, 3), for their mean and deviation."""
+    def count_pixels(self, pixels: npt.NDArray[np.uint8]) -> None:
+        """Count training pixels, uint8 (n, height, width, 3), for their mean and deviation."""
         self._histogram += _histogram(pixels)
 
     def labels(self, part: Part) -> npt.NDArray[np.int64]:
@@ -129,9 +134,9 @@ class StoreWriter:
         return np.concatenate([rows[:, 0] for rows in self._index[part]] or [np.empty(0, np.int64)])
 
     def finish(self, facts: DataFacts) -> None:
-        """Write the index and, last, the header; sync all."""
-        # Summed in whole numbers, so the order of the images does not show. The deviation is at
-        # least one grey level: a channel that never changes can still be divided by it.
+        """Write the index and, last, the header; sync all files."""
+        # Whole numbers are summed, so the order of the images does not matter. The deviation is at
+        # least one grey level, so that a constant channel can be divided by it.
         level = np.arange(256)
         count = self._histogram.sum(1)
         mean = self._histogram @ level / count
@@ -152,7 +157,7 @@ class StoreWriter:
 
 
 def _histogram(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Times each grey level occurs in each channel: int64 (3, 256). Pillow counts fastest."""
+    """Number of pixels of each grey level in each channel, int64 (3, 256), counted by Pillow."""
     rows = np.ascontiguousarray(pixels).reshape(-1, pixels.shape[2], 3)
     return np.array(Image.fromarray(rows).histogram(), np.int64).reshape(3, 256)
 
@@ -164,7 +169,7 @@ def _triple(values: npt.NDArray[np.float64]) -> _Triple:
 
 @contextmanager
 def clear_errors(folder: Path) -> Iterator[None]:
-    """Turn an error of the file system into one line that names the cache and the way out."""
+    """Inside, errors of the file system become a `FileError` that names the cache."""
     try:
         yield
     except OSError as error:
@@ -177,7 +182,7 @@ def clear_errors(folder: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder with its names, is on the disk."""
+    """Wait until a file, or the list of a folder's files, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

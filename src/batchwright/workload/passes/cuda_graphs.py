@@ -7,12 +7,13 @@ the kernels of a pass, and one launch starts all of them.
     first passes of a shape: as they are --> recorded, and checked against a pass as it is
     --> from then on: images are copied in, outputs and gradients copied out
 
-A graph repeats what it has seen, with the memory it has seen. So a pass is replayed only where all
-that it depends on is as it was when it was recorded: shapes, number formats, the places of weights
-and buffers, which of them are trained, which layers train, shares of dropout. What no graph can
-repeat, such as hooks, or a forward pass that reads a number back, is told apart beforehand or by
-the check, and goes on as it is. What the check cannot see are numbers of Python's own that a
-forward pass changes seldom; so networks of the user's own are recorded only where the job asks.
+A graph repeats the recorded kernels, with the recorded memory addresses. So a pass is replayed only
+where everything that it depends on is as it was when it was recorded: shapes, number formats, the
+addresses of weights and buffers, which of them are trained, which layers train, dropout rates. What
+no graph can repeat, such as hooks, or a forward pass that reads a number back, is refused
+beforehand or found by the check, and the network then computes without graphs. The check cannot
+find Python numbers that a forward pass changes rarely; so networks of the user's own are recorded
+only where the job asks for it.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ from batchwright.workload.passes.recorded_passes import (
 )
 
 AFTER = 10
-"""Passes of a shape in a training before it is recorded: that of an epoch's last batch comes once
-an epoch, and to record one takes the time of some ten passes."""
+"""Passes of a shape in a training before it is recorded. The shape of an epoch's last batch occurs
+once an epoch, and recording takes the time of some ten passes."""
 
-_MOST = 16  # shapes, and virtual workers, that are kept
-_IDLE = 1000  # passes in which a shape was not used, so that all are recorded anew as they come
-_MOST_SEEN = 1000  # states that are counted: a rate of dropout that a schedule changes makes many
+_MOST = 16  # recorded shapes that are kept, over all virtual workers
+_IDLE = 1000  # passes without a recorded shape, after which all shapes are recorded anew
+_MOST_SEEN = 1000  # states that are counted: a schedule of dropout rates makes many
+# Attributes of layers that a schedule may change.
 _NUMBERS = "p", "drop_prob", "drop_rate", "dropout", "attention_dropout", "momentum", "eps"
-# Of layers, which a schedule may change.
 _LONGEST_CAUSE = 200  # characters
 
 
 class CudaGraphs:
-    """Replays a network's passes, and keeps those that are recorded.
+    """Replays a network's passes, and keeps the recorded ones.
 
     Args:
-        network: On its device.
+        network: The network, on its device.
         after: Passes of a shape before it is recorded.
-        limit: As of `Recorder`.
+        limit: As for `Recorder`.
 
     Attributes:
-        on: Whether they are to be.
-        failure: Why they cannot, in words; empty: nothing has failed.
+        on: Whether passes are replayed, where that is possible.
+        failure: Why passes cannot be replayed, in words; empty: nothing has failed.
     """
 
     def __init__(self, network: nn.Module, after: int = AFTER, limit: int | None = None) -> None:
@@ -69,26 +70,27 @@ class CudaGraphs:
         own = network.forward
         self._own: Callable[..., Any] = getattr(own, "__func__", own)
         self._recorder, self._layers = Recorder(limit), _Layers(network)
-        self._known: OrderedDict[Hashable, Passes] = OrderedDict()  # last those used last
-        self._count = 0  # of passes that may be replayed
+        self._known: OrderedDict[Hashable, Passes] = OrderedDict()  # the last used last
+        self._count = 0  # number of passes so far that may be replayed
         self._seen: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()  # shapes that would leave too little memory
-        self._open: ref[_Turn] | None = None  # of the last replayed pass, until its backward pass
+        # The last replayed forward pass, while its backward pass may still come.
+        self._open: ref[_ReplayedPass] | None = None
 
-    def take(self, network: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A forward pass of the network, replayed where that gives the same."""
+    def forward(self, network: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """A forward pass of the network, replayed where that gives equal outputs."""
         passes = None
         if self._may_replay(network, inputs, named):
             passes = self._passes(network, inputs[0])
         if passes is None:
             return self._own(network, *inputs, **named)
-        turn = _Turn(passes)
-        self._open = ref(turn)
+        replayed = _ReplayedPass(passes)
+        self._open = ref(replayed)
         replay: Callable[..., Tensor] = _Replay.apply
-        return replay(turn, inputs[0], *passes.parameters)
+        return replay(replayed, inputs[0], *passes.parameters)
 
     def give_up(self, why: str) -> None:
-        """Replay no more, and let all memory go; a line says why."""
+        """Replay no more passes, free their memory, and warn with the reason."""
         self.failure = why[:_LONGEST_CAUSE]
         self.forget()
         warnings.warn(
@@ -98,11 +100,11 @@ class CudaGraphs:
 
     @property
     def holds(self) -> int:
-        """How many shapes are recorded."""
+        """Number of recorded shapes."""
         return len(self._known)
 
     def end(self) -> None:
-        """Let the network be as it was before."""
+        """Restore the network's own forward pass."""
         self.on = False
         self.forget()
         if self._before is None:
@@ -111,36 +113,37 @@ class CudaGraphs:
             self._network.forward = self._before
 
     def forget(self) -> None:
-        """Let what is recorded go, and its memory."""
-        self._let_go()
+        """Drop all recorded passes and their memory, and count passes anew."""
+        self._drop_passes()
         self._seen.clear()
         self._refused.clear()
 
     def _may_replay(
         self, network: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> bool:
-        """Whether it is a pass of images that is trained on, and the one before has ended.
+        """Whether this is a training pass of a batch of images, and the pass before has ended.
 
-        Its own backward pass would find the activations of this one.
+        If it had not, its backward pass would find the activations of this pass.
         """
-        if network is not self._network:  # a copy of it
+        if network is not self._network:  # a copy of the network
             return False
         if self.failure or not (self.on and network.training and torch.is_grad_enabled()):
             return False
         if len(inputs) != 1 or named or torch.compiler.is_compiling():
             return False
         (images,) = inputs
-        turn = None if self._open is None else self._open()
+        last = None if self._open is None else self._open()
         return (
             isinstance(images, Tensor)
             and images.device.type == Recorder.device_type
             and not images.requires_grad
-            and (turn is None or turn.passes is None)
+            and (last is None or last.passes is None)
         )
 
     def _passes(self, network: nn.Module, images: Tensor) -> Passes | None:
+        """The recorded passes for these images, maybe recorded just now; `None`: there are none."""
         key = self._layers.state(), _shape(images)
-        if key not in self._seen:  # other layers, maybe
+        if key not in self._seen:  # the network may have other layers now
             self._layers = _Layers(network)
             key = self._layers.state(), _shape(images)
             if len(self._seen) > _MOST_SEEN:
@@ -157,36 +160,36 @@ class CudaGraphs:
         if self._seen[key] <= self._after or not self._has_place():
             return None
         try:
-            refuse_unlike(network)
+            refuse_unrecordable(network)
             passes = Passes(network, self._own, images, self._recorder)
         except NoRoomError:
             self._refused.add(key)
             return None
-        except (CannotRecordError, RuntimeError) as error:  # the network's own comes again without
+        except (CannotRecordError, RuntimeError) as error:  # a network's own error comes again
             if any(map(is_out_of_memory, _causes(error))):
-                self._let_go()
+                self._drop_passes()
                 self._refused.add(key)
             else:
                 self.give_up(str(error).partition("\n")[0] or type(error).__name__)
             return None
-        except BaseException:  # what was recorded of it goes, so that all has to
-            self._let_go()
+        except BaseException:  # a part of the pass may be recorded: all graphs share its memory
+            self._drop_passes()
             raise
         self._known[key], passes.used = passes, self._count
         return passes
 
     def _has_place(self) -> bool:
-        """Whether one more may be kept: recording shapes in turns would take what it saves."""
+        """Whether one more shape may be recorded: recording shapes in turns would save nothing."""
         if len(self._known) < _MOST:
             return True
         oldest = next(iter(self._known.values()))
         if self._count - oldest.used <= _IDLE:
             return False
-        self._let_go()
+        self._drop_passes()
         return True
 
-    def _let_go(self) -> None:
-        """Of what is recorded, all at once: see `Recorder` on the memory that it shares."""
+    def _drop_passes(self) -> None:
+        """Drop all recorded passes at once, as they share memory; see `Recorder`."""
         self._known.clear()
         self._recorder.begin_anew()
 
@@ -194,10 +197,15 @@ class CudaGraphs:
 def graph_training(
     network: nn.Module, *, after: int = AFTER, limit: int | None = None
 ) -> CudaGraphs:
-    """Have passes of ``network`` that are trained on replayed from CUDA graphs, where they can be.
+    """Have training passes of ``network`` replayed from CUDA graphs, where they can be.
 
-    Names and weights stay as they are. ``after`` so many passes of a shape it is recorded, where
-    that leaves enough of the memory: of ``limit`` bytes, if they are given, or what is free.
+    Names and weights do not change.
+
+    Args:
+        network: The network, on its device.
+        after: Passes of a shape before it is recorded.
+        limit: Bytes that the process may use on the GPU; ``None``: all free bytes. A shape is
+            recorded only if that leaves enough memory.
     """
     graphs = CudaGraphs(network, after, limit)
     if getattr(network.forward, "__self__", None) is not network:
@@ -205,45 +213,46 @@ def graph_training(
         return graphs
 
     def forward(network: nn.Module, *inputs: Any, **named: Any) -> Any:
-        return graphs.take(network, inputs, named)
+        return graphs.forward(network, inputs, named)
 
     network.forward = MethodType(forward, network)
     return graphs
 
 
-def refuse_unlike(network: nn.Module) -> None:
-    """Refuse what a graph would leave out, or do once more.
+def refuse_unrecordable(network: nn.Module) -> None:
+    """Refuse a network with operations that a graph would leave out or repeat wrongly.
 
     Raises:
-        CannotRecordError: A layer has hooks, or exchanges statistics with other workers.
+        CannotRecordError: A layer has hooks, exchanges statistics with other workers, or is a
+            script.
     """
     for name, layer in network.named_modules():
         hooks = (
             *(layer._forward_hooks, layer._forward_pre_hooks),
             *(layer._backward_hooks, layer._backward_pre_hooks),
         )
-        if any(hooks) and layer is not network:  # those of the whole are called around the pass
+        if any(hooks) and layer is not network:  # the network's own are called around the pass
             raise CannotRecordError(f"layer {name} has hooks")
         if isinstance(layer, nn.SyncBatchNorm):
             raise CannotRecordError("SyncBatchNorm exchanges statistics")
-        if isinstance(layer, torch.jit.ScriptModule):  # what it depends on cannot be looked at
+        if isinstance(layer, torch.jit.ScriptModule):  # its state cannot be compared
             raise CannotRecordError(f"layer {name} is a script")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it hides: a recording that memory ran out in ends with another."""
+    """An error and the earlier errors that it hides, as when memory runs out in a recording."""
     while error is not None:
         yield error
         error = error.__context__
 
 
 @dataclass(eq=False)
-class _Turn:
-    """A forward pass that is replayed.
+class _ReplayedPass:
+    """A replayed forward pass.
 
     Attributes:
-        passes: What replays it; ``None`` once its backward pass was, as losses may be held for
-            long.
+        passes: Its recorded passes; ``None`` after its backward pass, as a loss may be held long
+            after that.
     """
 
     passes: Passes | None
@@ -253,33 +262,34 @@ class _Replay(torch.autograd.Function):
     """A replayed forward pass, whose backward pass is replayed."""
 
     @staticmethod
-    def forward(ctx: Any, turn: _Turn, images: Tensor, *parameters: Tensor) -> Tensor:
-        del parameters  # named here so that autograd asks for their gradients
-        ctx.turn = turn
-        assert turn.passes is not None  # noqa: S101 - its backward pass comes later
-        return turn.passes.replay_forward(images)
+    def forward(ctx: Any, replayed: _ReplayedPass, images: Tensor, *parameters: Tensor) -> Tensor:
+        del parameters  # arguments only so that autograd asks for their gradients
+        ctx.replayed = replayed
+        assert replayed.passes is not None  # noqa: S101 - the backward pass comes later
+        return replayed.passes.replay_forward(images)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        passes: Passes | None = ctx.turn.passes
+        passes: Passes | None = ctx.replayed.passes
         if passes is None:
             raise RuntimeError(
                 "a second backward pass through one forward pass, which CUDA graphs do not keep: "
                 "add the losses up before backward(), or plan with cuda_graphs=off"
             )
-        ctx.turn.passes = None
+        ctx.replayed.passes = None
         return (None, None, *passes.replay_backward(slope))
 
 
 class _Layers:
-    """Layers of a network, and all of them that a recorded pass depends on.
+    """The layers of a network, and their state that a recorded pass depends on.
 
-    They are read from the layers' dictionaries, as a module's attributes take ten times as long.
+    The state is read from the layers' dictionaries, as a module's attributes take ten times as
+    long.
     """
 
     def __init__(self, network: nn.Module) -> None:
-        self._layers = list(network.modules())  # held, so that no other has the place of one
+        self._layers = list(network.modules())  # held, so that no new layer gets an old one's `id`
         self._own = own = [layer.__dict__ for layer in self._layers]
         self._numbers = [
             (one, name)
@@ -291,9 +301,9 @@ class _Layers:
         self._tensors = [one[kind] for one in own for kind in ("_parameters", "_buffers")]
 
     def state(self) -> Hashable:
-        """Which layers and tensors there are and where, which train, and what schedules change.
+        """The layers, the addresses of their tensors, which are trained, and scheduled numbers.
 
-        Those that train by themselves, too: another may have the same memory, and the gradients.
+        Trained tensors count by their `id` as well: a new tensor may have an old one's memory.
         """
         tensors = [t for place in self._tensors for t in place.values() if t is not None]
         return (
@@ -306,7 +316,7 @@ class _Layers:
 
 
 def _shape(images: Tensor) -> Hashable:
-    """What a recorded pass depends on besides the layers."""
+    """The properties of images, and of autocast, that a recorded pass depends on."""
     kind = images.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     return images.shape, images.stride(), images.dtype, images.device, dtype

@@ -1,13 +1,14 @@
 """Activation checkpointing: blocks of a network are computed again in the backward pass.
 
-What a block's layers keep for the backward pass is most of a step's memory. Here only a block's
-input is kept, and its forward pass is taken once more when its gradients are due: one more forward
-pass a step, for the activations of one block in place of all (Chen et al. 2016, Training deep nets
-with sublinear memory cost, arXiv 1604.06174).
+The activations that layers keep for the backward pass are most of a step's memory. With activation
+checkpointing only the input of each block is kept, and the block's forward pass is taken once more
+when its gradients are due. A step takes one more forward pass, and keeps the activations of one
+block in place of all (Chen et al. 2016, Training deep nets with sublinear memory cost, arXiv
+1604.06174).
 
-PyTorch's own `torch.utils.checkpoint` does it, number format and random numbers included. What it
-leaves to us are the blocks, and buffers: a second pass must neither see nor change running
-statistics that the first one has left.
+PyTorch's own `torch.utils.checkpoint` recomputes a block, with its number format and random
+numbers. This module finds the blocks, and takes care of buffers: the second pass must neither see
+nor change the running statistics that the first pass has left.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from torch.utils.checkpoint import checkpoint
 
 from batchwright.errors import JobError
 
-_UNNAMED = nn.Module.forward  # of a `ModuleList`, which its parent goes through
+_UNNAMED = nn.Module.forward  # of a `ModuleList`, whose parent calls its members
 
 
 def recompute(network: nn.Module, *, on: bool = True) -> None:
-    """Have the blocks of ``network`` recomputed while it is trained, or no longer.
+    """Switch the recomputation of ``network``'s blocks in training on or off.
 
-    Names, weights and buffers stay as they are, and so do evaluation and passes without gradients.
-    Doing it twice does nothing more.
+    Names, weights and buffers do not change, nor do evaluation and passes without gradients. To
+    switch it on twice has no further effect.
 
     Raises:
         JobError: The network has no blocks.
@@ -54,16 +55,16 @@ def may_recompute(network: nn.Module) -> bool:
 
 
 def forward(block: nn.Module, *inputs: Any, **named: Any) -> Any:
-    """The forward pass of a block, which keeps its inputs alone.
+    """The forward pass of a block that keeps only its inputs.
 
-    It has this name so that a network which is pickled comes back with its own forward passes.
+    By its name a pickled network is loaded with its own forward passes.
     """
     own = type(block).forward
     if not (block.training and torch.is_grad_enabled()):
         return own(block, *inputs, **named)
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), _Again(block)  # for the first pass, and for later ones
+        return nullcontext(), _EarlierBuffers(block)  # for the first pass, and for later ones
 
     return checkpoint(own, block, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
@@ -72,10 +73,10 @@ def forward(block: nn.Module, *inputs: Any, **named: Any) -> Any:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Modules below ``module`` that are made of layers, and not of further such modules in a row.
+    """The blocks below ``module``: modules of layers that do not contain further blocks in a row.
 
-    A residual block, a layer of a transformer, a stage of a VGG. Single layers outside them are
-    left as they are: to recompute one saves nothing that the next does not keep.
+    For example a residual block, a layer of a transformer, a stage of a VGG. Single layers outside
+    of blocks are no blocks: recomputing a single layer would save nothing.
     """
     for child in _layers(module):
         if not _layers(child):
@@ -89,27 +90,27 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
             _is_row(row)
             and sum(bool(_layers(one)) and not _is_row(one) for one in _layers(row)) > 1
             for row in child.modules()
-        ):  # two blocks or more, with forward passes of their own, stand in a row inside
+        ):  # it contains a row of two blocks or more with forward passes of their own
             yield from _blocks(child)
         else:
             yield child
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """What a module is made of; what makes its weights, such as spectral normalization, is none."""
+    """The children of a module, without parametrizations of its weights."""
     return [child for name, child in module.named_children() if name != "parametrizations"]
 
 
 def _is_row(module: nn.Module) -> bool:
-    """Whether a module only lines others up: an `nn.Sequential`, or a list for its parent."""
+    """Whether a module only holds others in a row: an `nn.Sequential`, or a `ModuleList`."""
     return type(module).forward in (nn.Sequential.forward, _UNNAMED)
 
 
 # ---------------------------------------------------------------------------------------- buffers
 
 
-class _Again:
-    """Inside, a block's buffers are copies of what they were when this was made."""
+class _EarlierBuffers:
+    """Inside, a block's buffers have the values that they had when this object was made."""
 
     def __init__(self, block: nn.Module) -> None:
         self._kept: list[tuple[nn.Module, str, Tensor]] = [
@@ -129,7 +130,7 @@ class _Again:
         for (module, name, _kept), own in zip(self._kept, self._own, strict=True):
             module._buffers[name] = own
         self._own = []
-        # On the CPU autocast is on around all blocks: 16-bit copies of this one's weights would
-        # stay until the backward pass is through all of them. On a GPU that is in a thread of
-        # autograd's, where `checkpoint` puts autocast on for each block and clears them itself.
+        # On the CPU autocast is on around all blocks, and would keep 16-bit copies of this block's
+        # weights until the backward pass has ended. On a GPU the backward pass runs in a thread of
+        # autograd, where `checkpoint` turns autocast on for each block, and clears the copies.
         torch.clear_autocast_cache()

@@ -10,28 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchwright.workload.data.copying import aside_of
-from batchwright.workload.passes.graph_nodes import graph_nodes
+from batchwright.workload.data.copying import copy_stream
 
 _WARM_UP = 3  # passes, as PyTorch advises: kernels are loaded and chosen in the first
 _FAR = 0.02  # relative distance, more than rounding in 16 bits makes
 
 
 class CannotRecordError(Exception):
-    """A pass that no graph can repeat; the words say why."""
+    """A pass cannot be replayed from a graph; the message says why."""
 
 
 class NoRoomError(CannotRecordError):
-    """A pass that would leave too little memory for all else."""
+    """A recorded pass would leave too little memory for everything else."""
 
 
 class Recorder:
-    """Records work for a GPU, in memory that all graphs of a network share.
+    """Records work of a GPU, in memory that all graphs of a network share.
 
-    They may: of two passes the first has ended, backward pass and all, before the second begins.
+    The graphs may share it because each pass, with its backward pass, ends before the next begins.
 
     Args:
-        limit: Bytes that the process may use there; ``None``: all that are free.
+        limit: Bytes that the process may use on the GPU; ``None``: all free bytes.
     """
 
     device_type = "cuda"
@@ -39,31 +38,31 @@ class Recorder:
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self._pool: Any = None
-        # By GPU, the one to record in, kept as cuBLAS keeps some 32 MiB for each that it has seen.
-        # No two networks share one: from PyTorch 2.12 on this memory goes with any graph that was
-        # recorded in the stream, and the others still use it.
+        # By GPU, the stream to record in. It is kept, as cuBLAS keeps some 32 MiB for each stream
+        # that it has seen. Networks do not share a stream: from PyTorch 2.12 on this memory is
+        # freed with any graph that was recorded in the stream, though other graphs still use it.
         self._streams: dict[int, torch.cuda.Stream] = {}
 
     def begin_anew(self) -> None:
-        """Record in other memory from now on: all that was recorded has gone."""
+        """Record in new memory from now on; all recorded graphs have been dropped."""
         self._pool = None
 
     def warm_up(self, work: Callable[[], Any]) -> None:
-        """Do the work aside a few times, as recording takes it.
+        """Call ``work`` a few times in the recording stream, without recording it.
 
         Raises:
-            NoRoomError: Less memory is left than twice what it takes. What is recorded is not there
-                for evaluations, nor for batches that are not recorded.
+            NoRoomError: The memory left is less than twice what the work takes. A graph keeps its
+                memory, which evaluations and batches that are not recorded cannot use.
         """
         gc.collect()  # a graph must not be freed while another is recorded
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
-        aside = self._stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        stream = self._stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
                 work()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(stream)
         taken = torch.cuda.memory_reserved() - before
         torch.cuda.empty_cache()
         left = torch.cuda.mem_get_info()[0]
@@ -73,14 +72,14 @@ class Recorder:
             raise NoRoomError(f"it takes {taken >> 20} MiB, and {left >> 20} MiB are left")
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What the work returns, once it is replayed, and what replays it."""
+        """Record ``work``; the tensors that it returns, once replayed, and a replaying function."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         collects, begun = gc.isenabled(), False
         gc.disable()
         try:
-            # Other threads, such as one that pins batches, may go on meanwhile. After an error the
-            # stream that is recorded would stay the current one.
+            # "thread_local" lets other threads, such as one that pins batches, go on meanwhile. The
+            # outer context is for errors, after which the recorded stream would stay current.
             with (
                 torch.cuda.stream(torch.cuda.current_stream()),
                 torch.cuda.graph(graph, self._pool, self._stream(), "thread_local"),
@@ -96,10 +95,10 @@ class Recorder:
         return outputs, graph.replay
 
     def _recover(self, graph: torch.cuda.CUDAGraph, *, begun: bool) -> None:
-        """After a recording that failed: give back what PyTorch keeps of it.
+        """Release what PyTorch keeps of a failed recording.
 
-        Before 2.14 that is its hold on the pool. Up to 2.12 it does not end either, so that the
-        allocator would give no memory back, and up to 2.11 random numbers would be refused.
+        Before 2.14 it keeps the pool in use. Up to 2.12 it does not end the recording either, so
+        that the allocator would give no memory back; up to 2.11 random numbers would be refused.
         """
         device = torch.cuda.current_device()
         if _torch_version() < (2, 14):
@@ -111,12 +110,12 @@ class Recorder:
     def _let_go(self, graph: torch.cuda.CUDAGraph, device: int, *, begun: bool) -> None:
         try:
             graph.pool()
-        except RuntimeError:  # it has not ended; else it lets the pool go when it goes itself
-            with suppress(RuntimeError, AttributeError):  # raises where PyTorch has done it
+        except RuntimeError:  # the graph has not ended; else it releases the pool when it is freed
+            with suppress(RuntimeError, AttributeError):  # raises where PyTorch has done it already
                 torch._C._cuda_endAllocateToPool(device, self._pool)
                 begun = True
-            # Never twice, or the pool would go while other graphs use it: of PyTorches for AMD some
-            # before 2.14 do it, too.
+            # Never twice, or the pool would be freed while other graphs use it: some releases of
+            # PyTorch for AMD before 2.14 do it by themselves.
             if begun and torch.version.hip is None:
                 with suppress(RuntimeError, AttributeError):
                     torch._C._cuda_releasePool(device, self._pool)
@@ -125,21 +124,31 @@ class Recorder:
         device = torch.cuda.current_device()
         if device not in self._streams:
             stream = torch.cuda.Stream()
-            # PyTorch hands out 32 in turn, and what another thread copies would be recorded.
-            if stream == aside_of(torch.device("cuda", device)):
+            # PyTorch hands out 32 streams in turn; in the stream of a thread that copies batches,
+            # the copies would be recorded.
+            if stream == copy_stream(torch.device("cuda", device)):
                 stream = torch.cuda.Stream()
             self._streams[device] = stream
         return self._streams[device]
 
 
 class Passes:
-    """Forward and backward pass of one shape, recorded.
+    """Recorded forward and backward pass of one shape.
+
+    Args:
+        network: The network, on its device.
+        own: The network's own forward pass.
+        images: A batch of the shape.
+        recorder: Records the passes.
 
     Attributes:
-        parameters: What is trained.
-        gradients: Theirs, once the backward pass was replayed; `None` where there is none.
-        output: Of the network, once the forward pass was replayed.
-        used: When it was last.
+        parameters: The trained parameters.
+        gradients: Their gradients after a replayed backward pass; `None` for those without one.
+        output: The network's output after a replayed forward pass.
+        used: Number of the pass that used it last; set by the caller.
+
+    Raises:
+        CannotRecordError: The network cannot be replayed from graphs.
     """
 
     used = 0
@@ -158,8 +167,8 @@ class Passes:
         with _aliased(network) as leaves:
             self._leaves = [leaves[one] for one in self.parameters]
             self._record(recorder)
-            # `nn.LSTM` does, on CUDA, where it finds others than it knows: what was recorded would
-            # read that memory, and the optimizer write into the other.
+            # `nn.LSTM` does so on CUDA when it finds new parameters: the graph would read the new
+            # memory, and the optimizer write into the old.
             if any(leaf.data_ptr() != one.data_ptr() for one, leaf in leaves.items()):
                 raise CannotRecordError("a layer moves its weights to other memory, as nn.LSTM")
             self._check()
@@ -175,21 +184,21 @@ class Passes:
         self._live = self.output = output.detach()
 
     def replay_forward(self, images: Tensor) -> Tensor:
-        """The output, which is the caller's own."""
+        """Replay the forward pass; a copy of the output."""
         self._images.copy_(images)
         self._forward()
         return self.output.clone()
 
     def replay_backward(self, slope: Tensor) -> list[Tensor | None]:
-        """The gradients, which are the caller's own.
+        """Replay the backward pass; copies of the gradients.
 
-        Else autograd would take the graph's memory for those of the parameters, and the next
-        backward pass would be added to itself.
+        Autograd would use uncopied ones as the parameters' gradients, and the next backward pass
+        would then be added to itself.
         """
         self._slope.copy_(slope)
         self._backward()
-        there = [one for one in self.gradients if one is not None]
-        copies = iter(torch._foreach_mul(there, 1.0) if there else ())  # of all with few launches
+        found = [one for one in self.gradients if one is not None]
+        copies = iter(torch._foreach_mul(found, 1.0) if found else ())  # copies with few launches
         return [None if one is None else next(copies) for one in self.gradients]
 
     def _both(self) -> None:
@@ -208,45 +217,57 @@ class Passes:
             return torch.autograd.grad(self._live, self._leaves, self._slope, allow_unused=True)
 
     def _check(self) -> None:
-        """Compare a replayed pass with one as it is, from the same numbers.
+        """Compare a replayed pass with the network's own, from equal inputs and random numbers.
 
         Raises:
-            CannotRecordError: They are not the same, or the graph has weights that are not seen.
+            CannotRecordError: The passes differ, or the output depends on weights in places where
+                they are not found.
         """
         device, count = self._images.device, self.output.numel()
         slope = torch.linspace(-1, 1, count, device=device).view(self.output.shape)
         slope = slope.to(self.output.dtype)
         with _as_before(self._network, device):
             output = self._run_forward()
-            # Else the gradient by that way would be missing, in both passes.
+            # The gradient of such weights would be missing in both passes.
             if not _weights_behind(output).isdisjoint(map(id, self.parameters)):
                 raise CannotRecordError("a layer keeps weights in a list or an attribute besides")
             output = output.detach()
             self._slope.copy_(slope)
             gradients = self._run_backward()
             self._live = self.output
-            wanted = self._told(output, gradients)
+            wanted: tuple[Sequence[Tensor | None], ...]
+            wanted = [output], gradients, [one.clone() for one in self._network.buffers()]
         with _as_before(self._network, device):
             output = self.replay_forward(self._images.clone())
-            found = self._told(output, self.replay_backward(slope))
+            gradients = self.replay_backward(slope)
+            found: tuple[Sequence[Tensor | None], ...]
+            found = [output], gradients, [one.clone() for one in self._network.buffers()]
         if any(_apart(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)):
             raise CannotRecordError("a replayed pass was not what the network computes itself")
 
-    def _told(
-        self, output: Tensor, gradients: Sequence[Tensor | None]
-    ) -> tuple[Sequence[Tensor | None], ...]:
-        return [output], gradients, [one.clone() for one in self._network.buffers()]
+
+def graph_nodes(output: Tensor) -> Iterator[Any]:
+    """Each node of the autograd graph of ``output``, once: functions and parameters."""
+    nodes: list[Any] = [output.grad_fn]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        yield node
 
 
 def _weights_behind(output: Tensor) -> set[int]:
-    """Which parameters an output was computed from, as autograd knows it; their `id`."""
-    # Only where autograd adds up a parameter's gradient, a node has it.
+    """The `id` of each parameter that an output was computed from, by its autograd graph."""
+    # Only nodes that accumulate a parameter's gradient have a ``variable``.
     return {id(node.variable) for node in graph_nodes(output) if hasattr(node, "variable")}
 
 
 @contextmanager
 def _as_before(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, passes may be taken that change nothing: buffers and random numbers are put back."""
+    """Inside, passes leave no trace: buffers and random numbers are restored afterwards."""
     slots = [
         (layer._buffers, name, one, one.clone())
         for layer in network.modules()
@@ -259,16 +280,19 @@ def _as_before(network: nn.Module, device: torch.device) -> Iterator[None]:
         finally:
             with torch.no_grad():
                 for place, name, one, before in slots:
-                    place[name] = one  # a layer may have put another there
+                    place[name] = one  # a layer may have replaced the tensor
                     one.copy_(before)
 
 
 @contextmanager
 def _aliased(network: nn.Module) -> Iterator[dict[nn.Parameter, nn.Parameter]]:
-    """Inside, others are in the places of the parameters, with the same memory; by the usual ones.
+    """Inside, new parameters with the same memory take the places of the network's parameters.
 
-    Else the graphs of losses that are still held would take part in what is recorded, on streams
-    that are not, and hooks of parameters would be recorded.
+    With the network's own, the autograd graphs of losses that the user still holds would take part
+    in the recording, on other streams, and hooks of parameters would be recorded.
+
+    Yields:
+        The new parameters, by the network's own.
     """
     slots = [
         (layer._parameters, name, one)
@@ -288,7 +312,7 @@ def _aliased(network: nn.Module) -> Iterator[dict[nn.Parameter, nn.Parameter]]:
 
 @contextmanager
 def _weights_cast_anew() -> Iterator[None]:
-    """Inside, autocast keeps no 16-bit copies of weights: a graph would repeat the old ones."""
+    """Inside, autocast does not cache 16-bit copies of weights: a graph would keep old copies."""
     torch.clear_autocast_cache()
     usual = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -299,20 +323,21 @@ def _weights_cast_anew() -> Iterator[None]:
 
 
 def _apart(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> bool:
-    """Whether tensors are further apart, all together, than rounding brings them.
+    """Whether some tensors differ, taken together, by more than rounding.
 
-    All together, as of some, such as gradients of a bias before a normalization, rounding is all.
+    They are taken together because some, such as the gradient of a bias before a normalization,
+    are nothing but rounding.
     """
     if [one is None for one in found] != [one is None for one in wanted]:
         return True
-    apart = length = 0.0
+    distance = length = 0.0
     for one, other in zip(found, wanted, strict=True):
         if one is None or other is None:
             continue
         ours, theirs = (torch.nan_to_num(each.double()) for each in (one, other))
-        apart += float((ours - theirs).square().sum())
+        distance += float((ours - theirs).square().sum())
         length += float(theirs.square().sum())
-    return apart > _FAR**2 * length
+    return distance > _FAR**2 * length
 
 
 def _torch_version() -> tuple[int, ...]:

@@ -14,20 +14,20 @@ from batchwright.workload.data.listing import (
     ImageFile,
     Listing,
     classes_of,
-    in_parts,
+    file_states,
+    held_out_name,
     named_classes,
-    part_of,
     refuse_unless_text,
     some_names,
-    states_below,
+    split_parts,
 )
 from batchwright.workload.data.sources import ImageData, open_listed
 from batchwright.workload.data.store import Progress
 from batchwright.workload.extras import import_library, in_words, without_waiting_for_the_hub
 
-_OURS = ("train", "val", "image", "label")  # of data_args; the others are for `load_dataset`
-_SAVED = ("dataset_dict.json", "state.json")
-_SECRET = ("token", "use_auth_token", "storage_options")  # and where the library finds it itself
+_OURS = ("train", "val", "image", "label")  # keys of data_args; others go to `load_dataset`
+_SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` writes
+_SECRET = ("token", "use_auth_token", "storage_options")  # keys that would hold a secret
 _NUMBERS = ("int", "uint", "string", "large_string", "bool")
 
 
@@ -35,12 +35,12 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
     """A data set by its folder or its name on the Hub.
 
     ``data_args`` may name the splits (``train``, ``val``) and the columns (``image``, ``label``);
-    all else goes to ``datasets.load_dataset``, such as ``name`` or ``revision``. Without them the
-    held-out split is the first of validation and test, and the columns are those whose features
-    say that they are an image and a class.
+    further keys, such as ``name`` or ``revision``, go to ``datasets.load_dataset``. By default the
+    held-out split is the first of validation and test, and the columns are those whose features are
+    an image and a class.
 
     Raises:
-        DataError: It cannot be had or counted, or a column or split is not clear.
+        DataError: The data set cannot be opened, has no length, or a column or split is ambiguous.
         JobError: The library is missing.
     """
     if job.data_args.get("streaming"):
@@ -48,7 +48,7 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
     refuse_unless_text(job, _OURS)
     folder = Path(place).expanduser()
     if folder.is_dir():
-        identity: dict[str, object] = {"data": "hf", "files": states_below(folder)}
+        identity: dict[str, object] = {"data": "hf", "files": file_states(folder)}
         return open_listed(lambda: _list(_load(job, place), job), identity, job, progress, verify)
     splits = _load(job, place)
     prints = {name: split._fingerprint for name, split in splits.items()}
@@ -57,7 +57,7 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
 
 
 def _load(job: Job, place: str) -> Mapping[str, Any]:
-    """Splits by name."""
+    """The data set's splits, by name."""
     others = {key: value for key, value in job.data_args.items() if key not in _OURS}
     if others.pop("trust_remote_code", False):
         raise DataError(
@@ -71,7 +71,7 @@ def _load(job: Job, place: str) -> Mapping[str, Any]:
     library = import_library("datasets")
     folder = Path(place).expanduser()
     saved = folder.is_dir() and any((folder / name).is_file() for name in _SAVED)
-    if saved and others:  # the library would not be told of them
+    if saved and others:  # `load_from_disk` does not take them
         raise DataError(
             f"data={job.data}, which save_to_disk wrote, takes "
             f"{', '.join(f'data_args.{key}' for key in _OURS)}, and no {min(others)}"
@@ -106,15 +106,20 @@ def _uncountable(data: str) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """Encoded images of splits, by names such as ``train/12``."""
+    """Reads encoded images of splits, by names such as ``train/12``.
+
+    Attributes:
+        splits: The splits by name, with the images' column alone.
+        column: Name of the images' column.
+        below: Folders in which rows may name files; files elsewhere are refused.
+    """
 
     splits: dict[str, Any]
     column: str
     below: tuple[Path, ...]
-    """Folders that rows may name files of: anything else is not the data set's to read."""
 
     def __call__(self, name: str) -> bytes:
-        """The image as the data set holds it."""
+        """The encoded image of a row."""
         split, _, row = name.rpartition("/")
         held = self.splits[split][int(row)][self.column]
         if isinstance(held, dict):
@@ -140,7 +145,7 @@ def _list(splits: Mapping[str, Any], job: Job) -> Listing:
             f"{where} has the splits {', '.join(names)} and none called train: name it with "
             "data_args.train=SPLIT"
         )
-    val = _split(where, names, args.get("val"), part_of({*names} - {train}), "val")
+    val = _split(where, names, args.get("val"), held_out_name({*names} - {train}), "val")
     if train == val:
         raise DataError(f"{where}: the split {train} cannot be both trained on and held out")
     chosen = [train, *([val] if val else [])]
@@ -157,9 +162,9 @@ def _list(splits: Mapping[str, Any], job: Job) -> Listing:
     files: dict[str, list[ImageFile]] = {part: [] for part in chosen}
     for name, value in raw.items():
         files[name.rpartition("/")[0]].append(ImageFile(name, numbers[value]))
-    told = (f"the split {val}", files[val]) if val else None
+    held_out = (f"the split {val}", files[val]) if val else None
     hint = f", or name one of its splits ({', '.join(names)}) with data_args.val=SPLIT"
-    parts, split = in_parts(where, files[train], told, classes, job, hint)
+    parts, split = split_parts(where, files[train], held_out, classes, job, hint)
     library = import_library("datasets")
     rows = {}
     for part in chosen:
@@ -190,7 +195,7 @@ def _kind(feature: Any) -> str:
 
 
 def _holds_images(feature: Any) -> int:
-    """How surely a column holds images: 2, 1, or 0 for not at all."""
+    """Whether a column holds images: 2 certainly, 1 possibly, 0 not."""
     if _kind(feature) == "Image":
         return 2
     held = {*feature} if isinstance(feature, dict) else set()
@@ -198,14 +203,22 @@ def _holds_images(feature: Any) -> int:
 
 
 def _holds_classes(feature: Any) -> int:
-    """How surely a column holds classes, as above."""
+    """Whether a column holds classes: 2 certainly, 1 possibly, 0 not."""
     if _kind(feature) == "ClassLabel":
         return 2
     return int(_kind(feature) == "Value" and feature.dtype.rstrip("0123456789") in _NUMBERS)
 
 
 def _column(where: str, split: Any, asked: object, key: str, surely: Any) -> str:
-    """The column that is asked for, or the only one, or that with the usual name."""
+    """The column that the job names, or the only suitable one, or the one with a usual name.
+
+    Args:
+        where: The data set, for messages.
+        split: A split with its features.
+        asked: The column that the job names; `None`: none.
+        key: ``image`` or ``label``.
+        surely: `_holds_images` or `_holds_classes`.
+    """
     features = split.features
     if asked is None:
         by_degree = [[n for n, one in features.items() if surely(one) == sure] for sure in (2, 1)]
@@ -225,7 +238,7 @@ def _column(where: str, split: Any, asked: object, key: str, surely: Any) -> str
 def _classes(
     where: str, splits: list[Any], parts: list[str], column: str, raw: dict[str, Any]
 ) -> tuple[tuple[str, ...], dict[Any, int]]:
-    """Class names, and the number of each label."""
+    """Class names, and the class number of each label."""
     named = [getattr(split.features[column], "names", None) for split in splits]
     if any(names != named[0] for names in named):
         first, second = ({*map(str, names or ())} for names in named[:2])

@@ -19,7 +19,7 @@ from batchwright.workload.data.listing import (
     ImageFile,
     Listing,
     classes_of,
-    in_parts,
+    split_parts,
 )
 from batchwright.workload.data.sources import ImageData, open_listed
 from batchwright.workload.data.store import Progress
@@ -31,8 +31,8 @@ _FILE = "data.mdb"
 def open_lmdb(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
     """A database, or a folder with ``train`` and ``val`` or ``test`` in it (or ``train_lmdb`` ...).
 
-    A value is an encoded image, whose class is what stands before the first ``/`` of its key; or a
-    ``Datum`` of Caffe, which holds label and image, encoded or as bytes of blue, green and red.
+    A value is an encoded image, whose key begins with its class and ``/``; or a ``Datum`` of Caffe,
+    which holds label and image, encoded or as bytes of blue, green and red.
 
     Raises:
         DataError: There is no database, it is damaged, or a value is neither.
@@ -49,7 +49,7 @@ def open_lmdb(job: Job, place: str, progress: Progress | None, verify: bool) -> 
                     found.setdefault(part, folder / name)
     if "train" not in found:
         raise DataError(f"{folder} holds no LMDB: neither it nor train/ in it has a {_FILE}")
-    # A test beside a validation is left alone: it need not have labels.
+    # A test part beside a validation part is left out: it need not have labels.
     found = dict(list(found.items())[:2])
     states = [(str(path), (path / _FILE).stat()) for path in found.values()]
     files = [[name, one.st_size, one.st_mtime_ns] for name, one in states]
@@ -57,12 +57,12 @@ def open_lmdb(job: Job, place: str, progress: Progress | None, verify: bool) -> 
     return open_listed(lambda: _list(folder, found, job), identity, job, progress, verify)
 
 
-_open: dict[str, tuple[tuple[int, ...], Any]] = {}
+_open: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: state of the file, and the database
 _opening = Lock()
 
 
 def _opened(path: str) -> Any:
-    """A database, once in each process, and again where its file has become another."""
+    """A database, opened once in each process, and again after its file has changed."""
     about = (Path(path) / _FILE).stat()
     state = (about.st_ino, about.st_size, about.st_mtime_ns)
     with _opening:
@@ -75,11 +75,11 @@ def _opened(path: str) -> Any:
 
 
 def _whole(path: str, size: int) -> Any:
-    """A database, opened."""
+    """Open a database; raises an error of the library if its file is cut off."""
     lmdb = import_library("lmdb")
     found = lmdb.open(path, readonly=True, lock=False, readahead=False)
     wanted = (found.info()["last_pgno"] + 1) * found.stat()["psize"]
-    if size < wanted:  # reading behind the end of a mapped file would end this process
+    if size < wanted:  # reading beyond the end of a mapped file would end this process
         found.close()
         raise lmdb.CorruptedError(f"{size:,} of its {wanted:,} bytes are there")
     return found
@@ -87,12 +87,16 @@ def _whole(path: str, size: int) -> Any:
 
 @dataclass(frozen=True)
 class Values:
-    """Encoded images by part and key."""
+    """Reads encoded images, by names of part and key.
+
+    Attributes:
+        databases: Path of each part's database.
+    """
 
     databases: dict[str, str]
 
     def __call__(self, name: str) -> bytes:
-        """The image as the database holds it."""
+        """The encoded image."""
         part, _, key = name.partition("/")
         try:
             with _opened(self.databases[part]).begin() as transaction:
@@ -119,8 +123,8 @@ def _list(folder: Path, found: dict[str, Path], job: Job) -> Listing:
     for name, label in labels.items():
         files[name.partition("/")[0]].append(ImageFile(name, numbers[label]))
     other = next((part for part in found if part != "train"), None)
-    told = (f"the database {found[other].name}", files[other]) if other else None
-    parts, split = in_parts(folder, files["train"], told, classes, job)
+    held_out = (f"the database {found[other].name}", files[other]) if other else None
+    parts, split = split_parts(folder, files["train"], held_out, classes, job)
     read = Values({part: str(path) for part, path in found.items()})
     return Listing(folder, classes, parts, split, read, kind="lmdb")
 
@@ -141,7 +145,7 @@ def _label(path: Path, key: str, value: bytes) -> Any:
 
 
 def _image_in(value: bytes) -> bytes:
-    """The image of a ``Datum``, encoded."""
+    """The encoded image of a ``Datum``."""
     try:
         fields = _fields(value)
         data = fields[4]
@@ -153,12 +157,12 @@ def _image_in(value: bytes) -> bytes:
         planes = np.frombuffer(data, np.uint8).reshape(shape)
         colours = planes[0] if len(planes) == 1 else planes[::-1].transpose(1, 2, 0)
         return encoded(Image.fromarray(np.ascontiguousarray(colours)))
-    except Exception as error:  # whatever the bytes say, they are no image
+    except Exception as error:  # damaged bytes may raise any error
         raise UnreadableImageError("no Datum of Caffe with an image of 8 bits a colour") from error
 
 
 def _fields(value: bytes) -> dict[int, Any]:
-    """Fields of a protocol buffer by number: whole numbers and bytes; of repeated ones the last.
+    """Fields of a protocol buffer by number, as whole numbers or bytes; the last of repeated ones.
 
     https://protobuf.dev/programming-guides/encoding; those of ``Datum``: 1 channels, 2 height, 3
     width, 4 data, 5 label, 6 float_data, 7 encoded.

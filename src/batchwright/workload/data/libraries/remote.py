@@ -1,7 +1,7 @@
-"""Data in object stores and on web servers, by fsspec: fetched once, whole, then read from here.
+"""Data in object stores and on web servers, by fsspec: fetched once as a whole, then read locally.
 
-Credentials are as fsspec's own packages find them: s3fs and gcsfs look into the environment and
-the user's files, as the tools of these stores do.
+fsspec's packages, such as s3fs and gcsfs, find credentials in the environment and in the user's
+files, as the tools of these stores do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from batchwright.errors import DataError, JobError
 from batchwright.records import Job
 from batchwright.records.registries.data_sources import DATA, secret_in, source_of
 from batchwright.storage.locks import lock_file
-from batchwright.workload.data.libraries.web_dataset import Member, expanded, refuse_more
+from batchwright.workload.data.libraries.web_dataset import (
+    CheckedTarInfo,
+    expanded,
+    refuse_trailing_data,
+)
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.data.store import Progress, cache_folder, free_bytes
 from batchwright.workload.data.store_writer import clear_errors
@@ -37,7 +41,7 @@ _STAMPS = (
     *("ETag", "etag", "md5Hash", "Content-MD5", "Digest"),
     *("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
 )
-"""What stores call a file's tag or time; the first that there is counts."""
+"""Names that stores have for a file's tag or time; the first that is present counts."""
 
 _BLOCK = 2**20
 _NOT_A_FILE = "neither a file nor a folder with files"
@@ -46,10 +50,10 @@ _File = tuple[str, int, str]  # full path, bytes, time or tag
 
 
 def open_remote(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
-    """A folder, an archive or tar files at a URL; what they are is seen once they are here.
+    """A folder, an archive or tar files at a URL; their kind is determined once they are fetched.
 
     Raises:
-        DataError: There is nothing, it cannot be fetched, or it is no data set.
+        DataError: There is nothing at the URL, it cannot be fetched, or it is no data set.
         JobError: The package for such URLs is missing.
     """
     path = fetch(job.data, f"{job.data.partition(':')[0]}:{place}", progress, verify)
@@ -58,7 +62,7 @@ def open_remote(job: Job, place: str, progress: Progress | None, verify: bool) -
         raise DataError(f"data={job.data} takes no data_args, as it is {kind}: leave them out")
     try:
         found: ImageData = import_object(DATA[kind].open, "data")(job, str(path), progress, verify)
-    except DataError as error:  # in the user's words: where it is, not where our copy lies
+    except DataError as error:  # the message should name the user's URL, not our copy
         raise DataError(str(error).replace(str(path), job.data)) from error
     return found
 
@@ -75,22 +79,22 @@ def _kind_of(folder: Path) -> str:
 
 
 def fetch(data: str, url: str, progress: Progress | None, verify: bool) -> Path:
-    """The copy of what is at a URL, in our cache; archives are unpacked.
+    """A copy of the data at a URL, in our cache; archives are unpacked.
 
-    It is made aside and renamed, so that it is whole or absent, and made again where the files
-    there have other sizes or times.
+    The copy is made in another folder and renamed, so that it is whole or absent. It is made again
+    if the files at the URL have other sizes or times.
 
     Args:
-        data: As in the job, for messages.
-        url: Of a file, or of a folder; braces stand for several, as in a shell.
-        progress: Told of the bytes.
-        verify: Look there whether it is still the same; without, a copy is taken as it is.
+        data: The data in the job, for messages.
+        url: URL of a file or a folder; braces stand for several, as in a shell.
+        progress: Called as progress(bytes done, bytes in all, what).
+        verify: Whether to check that the files at the URL have not changed.
 
     Raises:
-        DataError: There is nothing, or it cannot be fetched.
+        DataError: There is nothing at the URL, or it cannot be fetched.
         JobError: The package for such URLs is missing.
     """
-    # Others may read any file here, and fsspec makes several of a chain with `::`.
+    # Other schemes of fsspec could read any local file, and `::` chains several schemes.
     if not source_of(url).remote or "://" not in url or "::" in url:
         schemes = ", ".join(f"{name}://" for name, one in DATA.items() if one.remote)
         raise DataError(
@@ -115,33 +119,33 @@ def fetch(data: str, url: str, progress: Progress | None, verify: bool) -> Path:
     with lock:
         if (folder / _MANIFEST).is_file() and (folder / _MANIFEST).read_text() == wanted:
             return _inner(content)
-        aside = folder.with_suffix(".part")
-        shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+        unfinished = folder.with_suffix(".part")
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
         try:
             with clear_errors(folder):
-                (aside / "content").mkdir(mode=0o700, parents=True)
-            _copy(data, system, files, aside / "content", progress)
+                (unfinished / "content").mkdir(mode=0o700, parents=True)
+            _copy(data, system, files, unfinished / "content", progress)
             with clear_errors(folder):
-                (aside / _MANIFEST).write_text(wanted)
+                (unfinished / _MANIFEST).write_text(wanted)
                 shutil.rmtree(folder, ignore_errors=True)
-                aside.rename(folder)
+                unfinished.rename(folder)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             raise
     return _inner(content)
 
 
 def _inner(content: Path) -> Path:
-    """The only folder in it, as archives have it, or itself."""
+    """The only folder in ``content``, as after unpacking an archive, or ``content`` itself."""
     inside = [path for path in content.iterdir() if not path.name.startswith((".", "__"))]
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else content
 
 
 def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
-    """The store, and its files by their paths below the folder that holds all of them."""
+    """The store's file system, and its files by their paths below their common folder."""
     fsspec = import_library("fsspec")
     scheme = url.partition(":")[0]
-    web = scheme in ("http", "https")  # whose names are quoted, and may have a query
+    web = scheme in ("http", "https")  # names there are quoted, and may have a query
     found: list[_File] = []
     folders: list[list[str]] = []
     try:
@@ -156,7 +160,7 @@ def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
             for full, listed in below.items():
                 last = full.rpartition("/")[2]
                 if whole and (not last or (web and last[0] in "?#")):
-                    continue  # a store's mark of a folder, or how a page of links is to be sorted
+                    continue  # a store's mark of a folder, or a link that sorts a page of links
                 about = listed if listed.get("size") is not None else system.info(full)
                 stamp = next((str(about[key]) for key in _STAMPS if about.get(key)), "")
                 found.append((full, about.get("size") or 0, stamp))
@@ -177,7 +181,7 @@ def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
     if not found:
         raise DataError(f"data={data}: there is {_NOT_A_FILE} at {url}")
     alike = takewhile(lambda parts: len({*parts}) == 1, zip(*folders, strict=False))
-    above = len([*alike])  # parts of their paths
+    above = len([*alike])  # parts that all their paths begin with
     files: dict[str, _File] = {}
     for file in found:
         path = unquote(file[0].partition("?")[0]) if web else file[0]
@@ -227,20 +231,20 @@ def _copy(
 
 
 def _holds_folders(path: Path) -> bool:
-    """Whether a tar file is a packed folder of images, and not one of WebDataset's."""
+    """Whether a tar file is a packed folder of images, and not a WebDataset's."""
     try:
         with tarfile.open(path) as tar:
             first = islice((member.name for member in tar if member.isreg()), 9)
             return not any(name.endswith((".cls", ".json", ".txt")) for name in first)
     except (tarfile.TarError, EOFError, OSError):
-        return False  # reading it says what is wrong
+        return False  # reading it will raise the error
 
 
 def _unpack(data: str, archive: Path, target: Path) -> None:
-    """Unpack into the folder and remove the archive.
+    """Unpack an archive into the folder ``target``, and remove it.
 
-    Nothing gets out of the folder, replaces another file, or is a link; and it stops before the
-    disk is full, as a small archive may unpack to any size.
+    Members that would leave the folder, replace another file or are links are refused. Unpacking
+    ends before the disk is full, as a small archive may unpack to any size.
     """
     room = free_bytes()
     try:
@@ -265,20 +269,20 @@ def _unpack(data: str, archive: Path, target: Path) -> None:
             f"data={data}: {archive.name} holds {name}, and so does another file or archive there: "
             "give each image a name of its own"
         ) from error
-    except Exception as error:  # damaged archives raise many kinds
+    except Exception as error:  # damaged archives raise many kinds of errors
         raise DataError(f"data={data}: {archive.name} is damaged ({in_words(error)})") from error
     archive.unlink()
 
 
 def _contents(archive: Path) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """Name, bytes and stream of each file in an archive."""
+    """Name, number of bytes and a function that opens each file in an archive."""
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             for one in packed.infolist():
                 if not one.is_dir():
                     yield one.filename, one.file_size, partial(packed.open, one)
         return
-    with tarfile.open(archive, tarinfo=Member) as packed_tar:
+    with tarfile.open(archive, tarinfo=CheckedTarInfo) as packed_tar:
         for member in packed_tar:
             if member.isdir():
                 continue
@@ -287,4 +291,4 @@ def _contents(archive: Path) -> Iterator[tuple[str, int, Callable[[], Any]]]:
             yield member.name, member.size, partial(packed_tar.extractfile, member)
         assert packed_tar.fileobj is not None  # noqa: S101 - it was opened for reading
         packed_tar.fileobj.seek(packed_tar.offset)
-        refuse_more(packed_tar.fileobj)
+        refuse_trailing_data(packed_tar.fileobj)

@@ -1,4 +1,4 @@
-"""Data sets of torchvision, by the names of their classes."""
+"""Data sets of torchvision, by the names of their Python classes."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from batchwright.workload.data.listing import (
     ImageFile,
     Listing,
     classes_of,
-    in_parts,
+    file_states,
     named_classes,
-    states_below,
+    split_parts,
 )
 from batchwright.workload.data.sources import ImageData, open_listed
 from batchwright.workload.data.store import Progress, cache_folder
 from batchwright.workload.data.store_writer import clear_errors
 from batchwright.workload.extras import import_library, in_words, nearest
 
-# No data sets, or (LSUN) one that unpickles a file of the current folder.
+# Base classes, and LSUN, which unpickles a file of the current folder.
 _NONE = ("VisionDataset", "DatasetFolder", "LSUN", "LSUNClass")
-_ONE_AT_A_TIME = Lock()  # some of them draw from the global random state, or share an open file
+_ONE_AT_A_TIME = Lock()  # some data sets use the global random state, or share an open file
 
 
 def open_torchvision(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
     """A class of ``torchvision.datasets``, made with the arguments in ``data_args``.
 
-    Where it has an argument ``train`` or ``split``, and that is not among these, the part that it
-    calls its test or validation is held out.
+    If the class has an argument ``train`` or ``split`` that ``data_args`` do not give, its test or
+    validation part is held out.
 
     Raises:
         DataError: There is no such class, it cannot be made, or it is no image classification.
@@ -56,7 +56,7 @@ def open_torchvision(job: Job, place: str, progress: Progress | None, verify: bo
         raise DataError(f"torchvision has no data set {place}{nearest(place, names)}")
     with clear_errors(cache_folder()):
         cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Two processes that download to one place would spoil each other's files.
+        # Two processes that download to one place would damage each other's files.
         lock = (
             lock_file(cache_folder() / "torchvision.lock", seconds=inf, waiting=lambda _: None)
             if job.data_args.get("download")
@@ -66,13 +66,13 @@ def open_torchvision(job: Job, place: str, progress: Progress | None, verify: bo
         made = _made(job, place, getattr(datasets, place))
     lengths = {name: len(part) for name, part in made.items()}
     root = job.data_args.get("root")
-    files = states_below(Path(str(root)).expanduser()) if root else []
+    files = file_states(Path(str(root)).expanduser()) if root else []
     identity = {"data": job.data, "lengths": lengths, "files": files}
     return open_listed(lambda: _list(made, job, place), identity, job, progress, verify)
 
 
 def _made(job: Job, name: str, kind: Any) -> dict[str, Any]:
-    """The data sets of its parts: ``train``, and the held-out one if it has one."""
+    """The data sets of the parts: ``train``, and the held-out part if there is one."""
     known = inspect.signature(kind).parameters
     args = dict(job.data_args)
     if "root" in args:
@@ -104,7 +104,7 @@ def _made(job: Job, name: str, kind: Any) -> dict[str, Any]:
                     raise DataError(
                         f"{error}; data_args.split=train takes the training part alone"
                     ) from why
-                # The class has no part of this name, which it says with the names that it has.
+                # The error says that the class has no part of this name.
         return found
     return {"train": _make(job, kind, args)}
 
@@ -122,12 +122,16 @@ def _make(job: Job, kind: Any, args: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Items:
-    """Encoded images of parts, by names such as ``train/12``."""
+    """Reads images of parts, by names such as ``train/12``.
+
+    Attributes:
+        parts: Data set of each part.
+    """
 
     parts: dict[str, Any]
 
     def __call__(self, name: str) -> bytes:
-        """The image, losslessly."""
+        """The image, losslessly encoded."""
         part, _, index = name.partition("/")
         with _ONE_AT_A_TIME:
             try:
@@ -160,13 +164,13 @@ def _list(made: dict[str, Any], job: Job, name: str) -> Listing:
     for row, label in labels.items():
         files[row.partition("/")[0]].append(ImageFile(row, numbers[label]))
     other = next((part for part in made if part != "train"), None)
-    told = (f"torchvision's part {other}", files[other]) if other else None
-    parts, split = in_parts(where, files["train"], told, classes, job)
+    held_out = (f"torchvision's part {other}", files[other]) if other else None
+    parts, split = split_parts(where, files["train"], held_out, classes, job)
     return Listing(Path(where), classes, parts, split, Items(made), kind=name)
 
 
 def _labels(where: str, held: Any) -> list[Any]:
-    """The class of each item; where the data set has no list of them, the items are asked."""
+    """The label of each item, from the data set's list of labels or else from the items."""
     for name in ("targets", "labels", "_labels"):
         found = getattr(held, name, None)
         if found is not None and hasattr(found, "__len__") and len(found) == len(held):
@@ -180,6 +184,6 @@ def _labels(where: str, held: Any) -> list[Any]:
 
 
 def _plain(label: Any) -> Any:
-    """A label as Python has it; one of several numbers is a list, and refused as such."""
+    """A label as a Python object; several numbers become a list, which is refused later."""
     found = label.tolist() if hasattr(label, "tolist") else label
     return found[0] if isinstance(found, list) and len(found) == 1 else found

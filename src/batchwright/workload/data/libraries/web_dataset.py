@@ -1,7 +1,7 @@
 """WebDataset: images and labels in tar files, indexed once, so that each sample counts once.
 
-The members of a sample share their name up to its first dot: ``0001.jpg`` and ``0001.cls``. An
-index of the members' places makes every image readable by itself, in any order.
+The members of a sample share their name up to its first dot: ``0001.jpg`` and ``0001.cls``. With an
+index of the members' positions every image can be read by itself, in any order.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from batchwright.workload.data.listing import (
     ImageFile,
     Listing,
     classes_of,
-    in_parts,
-    part_of,
+    held_out_name,
     refuse_unless_text,
+    split_parts,
 )
 from batchwright.workload.data.sources import ImageData, open_listed
 from batchwright.workload.data.store import Progress
@@ -36,10 +36,10 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _LABELS = ("cls", "json", "txt")  # in order of preference
 _JSON_KEYS = ("label", "cls", "class", "class_id", "target")
 _BLOCK = 2**20
-_OURS = ("label", "val")  # of data_args
-_MANY = 10**5  # files that a pattern may name
-_LONG = 2**20  # bytes of a label, or of what stands before a member
-_HEADERS = (  # which `tarfile` reads into memory
+_OURS = ("label", "val")  # keys of data_args
+_MANY = 10**5  # most files that a pattern may name
+_LONG = 2**20  # most bytes of a label, or of a header before a member
+_HEADERS = (  # types of headers that `tarfile` reads into memory
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
 )
@@ -50,9 +50,9 @@ _Place = tuple[str, int, int]  # tar file, first byte, bytes
 def open_web_dataset(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
     """Tar files by a pattern such as ``/sets/birds/{train,val}-{000..007}.tar``, or their folder.
 
-    Held out are files whose names say so (``val``, ``validation``, ``test``), or those of the
-    pattern ``data_args.val``. Labels are whole numbers or words in ``.cls`` or ``.txt``, or stand
-    in ``.json``; ``data_args.label`` names the ending or the key of the JSON.
+    Files named ``val``, ``validation`` or ``test`` are held out, or those of the pattern
+    ``data_args.val``. Labels are whole numbers or words in ``.cls`` or ``.txt``, or a value in
+    ``.json``; ``data_args.label`` names the ending, or the key in the JSON.
 
     Raises:
         DataError: No file fits, one is damaged, or a sample has no image or no label.
@@ -75,13 +75,13 @@ def open_web_dataset(job: Job, place: str, progress: Progress | None, verify: bo
 
 
 def expanded(pattern: str) -> list[str]:
-    """The names that a pattern with braces stands for, as in a shell.
+    """The names that a pattern with braces expands to, as in a shell.
 
     >>> expanded("{train,val}-{09..10}.tar")
     ['train-09.tar', 'train-10.tar', 'val-09.tar', 'val-10.tar']
 
     Raises:
-        DataError: Braces hold something else, or name more than 100,000 files.
+        DataError: Braces hold neither a range nor a list, or expand to more than 100,000 files.
     """
     names = list(islice(_expanded(pattern), _MANY + 1))
     if len(names) > _MANY:
@@ -132,23 +132,23 @@ def _shards(pattern: str) -> list[Path]:
     return found
 
 
-class Member(tarfile.TarInfo):
-    """As `tarfile` has it, but for headers that would fill the memory."""
+class CheckedTarInfo(tarfile.TarInfo):
+    """A `tarfile.TarInfo` that refuses headers which would fill the memory."""
 
     @classmethod
-    def frombuf(cls, *buffer: Any) -> Member:
-        """Of 512 bytes."""
+    def frombuf(cls, *buffer: Any) -> CheckedTarInfo:
+        """Parse a header from 512 bytes."""
         made = super().frombuf(*buffer)
         if made.size > _LONG and made.type in _HEADERS:
             raise tarfile.ReadError(f"a header of {made.size:,} bytes")
         return made
 
 
-def refuse_more(stream: Any) -> None:
-    """Raise `tarfile.ReadError` where anything but zeros follows the end of a tar file.
+def refuse_trailing_data(stream: Any) -> None:
+    """Raise `tarfile.ReadError` if anything but zeros follows the end of a tar file.
 
-    `tarfile` takes a damaged header behind the first for the end, and would lose what follows; so
-    it would what was put behind it, as by ``cat``.
+    `tarfile` reads a damaged header, except the first, as the end, and ignores the rest; it also
+    ignores files that were appended, as by ``cat``.
     """
     while block := stream.read(_BLOCK):
         if any(block):
@@ -157,7 +157,11 @@ def refuse_more(stream: Any) -> None:
 
 @dataclass(frozen=True)
 class TarMembers:
-    """Members of tar files by name."""
+    """Reads members of tar files by name.
+
+    Attributes:
+        places: By name: the tar file, the member's first byte and its bytes.
+    """
 
     places: dict[str, _Place] = field(repr=False)
 
@@ -170,30 +174,30 @@ class TarMembers:
 
 
 def _used(shards: list[Path], more: list[Path]) -> dict[str, list[Path]]:
-    """The tar files of the training part and of the held-out one, if there is one, by its name.
+    """The tar files of the training part and of the held-out part, if there is one, by part.
 
-    Those of any other part are left alone: a test beside a validation need not have labels.
+    Files of further parts are left out: a test part beside a validation part need not have labels.
     """
     every = list(dict.fromkeys([*shards, *more]))
     root = _root(every)
     by_part: dict[str, list[Path]] = {}
     for path in every:
         words = re.findall(r"[a-z]+", str(path.absolute().relative_to(root)).lower())
-        part = "data_args.val" if path in more else (part_of(words) if not more else None)
+        part = "data_args.val" if path in more else (held_out_name(words) if not more else None)
         by_part.setdefault(part or "train", []).append(path)
     if "train" not in by_part:
         raise DataError(f"{root}: all of these files are held out: {', '.join(by_part)}")
-    held_out = "data_args.val" if more else part_of(by_part)
+    held_out = "data_args.val" if more else held_out_name(by_part)
     return {part: paths for part, paths in by_part.items() if part in ("train", held_out)}
 
 
 def _root(paths: Iterable[Path]) -> Path:
-    """The folder that holds all of them."""
+    """The innermost folder that contains all ``paths``."""
     return Path(os.path.commonpath([path.absolute().parent for path in paths]))
 
 
 def _list(used: Mapping[str, list[Path]], job: Job) -> Listing:
-    # Names below it are the same wherever the files lie, and so is what is drawn by names.
+    # Names below the root do not depend on the place of the files, nor does a split by names.
     root = _root(path for paths in used.values() for path in paths)
     places: dict[str, _Place] = {}
     labels: dict[str, Any] = {}
@@ -214,8 +218,8 @@ def _list(used: Mapping[str, list[Path]], job: Job) -> Listing:
     }
     held_out = next((part for part in used if part != "train"), None)
     hint = ", or name their files: data_args.val=PATTERN"
-    told = None if held_out is None else (f"the files of {held_out}", files[held_out])
-    parts, split = in_parts(root, files["train"], told, classes, job, hint)
+    val = None if held_out is None else (f"the files of {held_out}", files[held_out])
+    parts, split = split_parts(root, files["train"], val, classes, job, hint)
     return Listing(root, classes, parts, split, TarMembers(places), kind="wds")
 
 
@@ -242,12 +246,17 @@ def _samples(path: Path, root: Path, job: Job) -> Iterator[tuple[str, _Place, An
     read = TarMembers({})
     for key, (name, place) in images.items():
         endings = labels.get(key, {})
-        found = next((one for one in (wanted, *_LABELS) if one in endings), None)
+        # A name that is no ending is a key of the JSON, whatever other labels there are.
+        order = _LABELS if wanted is None else (wanted, "json")
+        found = next((one for one in order if one in endings), None)
         if found is None:
             has = ", ".join(sorted(endings)) or "nothing"
+            remedy = f"write a member {key}.cls, or name the ending: data_args.label=ENDING"
+            if wanted is not None:
+                remedy = f"data_args.label={wanted} is neither an ending of its members nor a key"
+                remedy += f" in {key}.json"
             raise DataError(
-                f"{path}: sample {key} has no label: it has {has} besides its image; write a "
-                f"member {key}.cls, or name the ending: data_args.label=ENDING"
+                f"{path}: sample {key} has no label: it has {has} besides its image; {remedy}"
             )
         read.places[name] = endings[str(found)]
         if read.places[name][2] > _LONG:
@@ -274,14 +283,14 @@ def _label(content: bytes, ending: str, wanted: object, where: str) -> Any:
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, first byte and bytes of each file in a tar file.
+    """Name, first byte and number of bytes of each file in a tar file.
 
     Raises:
-        DataError: It is compressed, damaged or cut off.
+        DataError: The tar file is compressed, damaged or cut off.
     """
     last = "its beginning"
     try:
-        with tarfile.open(path, "r:", tarinfo=Member) as tar:
+        with tarfile.open(path, "r:", tarinfo=CheckedTarInfo) as tar:
             for member in tar:
                 if member.issparse():
                     raise tarfile.ReadError(f"{member.name} is stored with holes")
@@ -291,7 +300,7 @@ def _members(path: Path) -> Iterator[tuple[str, int, int]]:
             end = tar.offset
         with path.open("rb") as stream:
             stream.seek(end)
-            refuse_more(stream)
+            refuse_trailing_data(stream)
     except (tarfile.TarError, EOFError) as error:
         with path.open("rb") as stream:
             packed = stream.read(4)
