@@ -90,6 +90,7 @@ from benchmarks.tools import demo_run  # noqa: E402
 from batchwright.client.trackers.following import State  # noqa: E402
 from batchwright.records.lines.line_files import METRICS  # noqa: E402
 from batchwright.records.lines.run_lines import RunLine  # noqa: E402
+from batchwright.training import session  # noqa: E402
 from loops import counting, failing, summing  # noqa: E402
 from run_lines import typed  # noqa: E402
 from samples import make_plan, make_profile, make_summary  # noqa: E402
@@ -821,6 +822,25 @@ def test_overheads_are_step_times_over_those_without_round_by_round():
     assert noise.value == pytest.approx((0.0 + 200 / 196 - 1) / 2)
     assert (ags.name, ags.goal, ags.met) == ("ags_overhead", 0.03, False)
     assert ags.value == pytest.approx(0.25)
+
+
+def test_the_arm_without_norms_trains_with_a_reducer_that_measures_none(monkeypatch):
+    kept = []
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(samples):
+        raise EnoughError
+
+    monkeypatch.setattr(gradient_overhead, "SIDE", 8)
+    monkeypatch.setattr(gradient_overhead, "prepare_process", lambda threads: None)
+    monkeypatch.setattr(session, "AllReduceRun", session.AllReduceRun)  # is put back
+    monkeypatch.setattr(gradient_overhead.Blind, "take", lambda self, share: kept.append(share))
+    with pytest.raises(EnoughError):
+        gradient_overhead.trained(SimpleNamespace(ready=lambda: None, step_done=stop), "blind")
+    parts = gradient_overhead.BATCH // gradient_overhead.MICRO_BATCH
+    assert len(kept) == parts - 1  # all micro-batches of a step but the last
 
 
 # ---------------------------------------------------------------------------------- step_overhead

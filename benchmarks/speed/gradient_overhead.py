@@ -1,17 +1,18 @@
-"""What looking at every micro-batch's gradient costs, and scaling gradients by what is seen.
+"""What measuring gradients costs: the noise scale, and adaptive gradient scaling besides.
 
-`noise_scale_overhead`: step time with the norms of all parts over step time without, less 1.
-`ags_overhead`: the same with adaptive gradient scaling (`ags.mode=norm`) besides.
+`noise_scale_overhead` is the time of a step in which the norms of all micro-batches' gradients are
+measured over that of a step without, minus 1. `ags_overhead` is the same with adaptive gradient
+scaling (`ags.mode=norm`) besides, over the same step without.
 
 Handwritten digits at 32 px, `resnet8`, SGD, one CPU worker, global batch 512 in 8 micro-batches of
 64. Three processes take turns: in every round each trains an epoch (3 steps) that is not timed and
 then two that are.
 
-    blind   gradients add up in ``.grad`` and nobody looks at them before the step
-    noise   as every plan trains
-    ags     with factors of its own on each tensor
+    blind   gradients add up in ``.grad`` and are not measured before the step
+    noise   as every plan trains: the norms are measured
+    ags     norms are measured, and each tensor has its own scaling factors
 
-Figures are medians over the rounds of the ratio within a round, their spread the quartiles: 8
+Figures are medians over the rounds of the ratio within a round, their spread is the quartiles: 8
 rounds of 2 epochs with --quick, 30 with --full.
 """
 
@@ -23,7 +24,8 @@ from pathlib import Path
 import batchwright as bw
 from batchwright.distributed.reducer import Reducer
 from batchwright.records import Job
-from batchwright.training import all_reduce_run
+from batchwright.training import session as session_module
+from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.loop import open_task
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process, usable_cores
@@ -40,26 +42,27 @@ ARMS = ("blind", "noise", "ags")
 BENCHMARK = Benchmark(
     "gradient_overhead",
     "What measuring gradients costs",
-    "`resnet8` on one worker; arms took turns in one run",
+    "`resnet8` on digits at 32 px, one worker, 8 micro-batches in a step; arms took turns in one "
+    "run",
     (
         Figure("noise_scale_overhead", "share", "median",
-               "what measuring the gradient noise scale adds to a step", at_most=0.02),
-        Figure("ags_overhead", "share", "median",
-               "what adaptive gradient scaling adds to a step", at_most=0.03),
+               "time that measuring the gradient noise scale adds to a step", at_most=0.02),
+        Figure("ags_overhead", "share", "median", "time that adaptive gradient scaling and its "
+               "measurements add to a step", at_most=0.03),
     ),
 )  # fmt: skip
 
 
 class Blind(Reducer):
-    """Sums gradients and sees none of them."""
+    """A reducer that sums gradients without measuring them."""
 
     def take(self, share: float) -> None:
-        """Leave the gradients where autograd adds the next ones."""
+        """Leave the gradients in ``.grad``, where autograd adds the next ones."""
         del share
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """All arms in turns, a turn a few epochs."""
+    """Time all arms in turns of a few epochs."""
     del folder
     open_data(job_of("noise"))
     rates = images_per_second(
@@ -73,7 +76,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def found_of(rates: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Step time over that of the arm without, less 1, from images per second in each round."""
+    """Step time over that of `blind`, minus 1, from images per second by arm in each round."""
     arms = {"noise_scale_overhead": "noise", "ags_overhead": "ags"}
     return {
         name: [ratio - 1 for ratio in ratios(rates["blind"], rates[arm])]
@@ -82,7 +85,7 @@ def found_of(rates: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 def job_of(arm: str) -> Job:
-    """One worker that accumulates."""
+    """The job of an arm: one worker that accumulates micro-batches."""
     return job_from(
         f"{ONE_WORKER} network=resnet8 precision=float32 resolutions={SIDE} global_batch={BATCH} "
         f"micro_batch={MICRO_BATCH} base_batch={MICRO_BATCH} epochs={ENDLESS} "
@@ -92,10 +95,11 @@ def job_of(arm: str) -> Job:
 
 
 def trained(turns: Turns, arm: str) -> None:
-    """An arm: the usual loop."""
+    """Train an arm in the usual loop, a turn at a time."""
     prepare_process(usable_cores())
     if arm == "blind":
-        all_reduce_run.Reducer = Blind  # type: ignore[misc] # in this process only
+        run = partial(AllReduceRun, reducer=Blind)
+        session_module.AllReduceRun = run  # type: ignore[misc,assignment] # in this process only
     job = job_of(arm)
     plan = planned(job, opened(job.data, job.network, SIDE))
     task = open_task(plan, CPU)
