@@ -1,7 +1,7 @@
-"""How Sphinx makes the site: ``sphinx-build -W --keep-going -n -c docs . build/site``, in the root.
+"""Sphinx's configuration: ``sphinx-build -W --keep-going -n -c docs . build/site``, in the root.
 
-The source folder is the repository's root, so that every page has the links there that it has in
-the repository. Nothing is loaded from elsewhere: formulas become MathML here.
+The source folder is the repository's root, so that links between pages work on the site as they do
+in the repository. Pages load nothing from other sites: formulas become MathML here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ autodoc_member_order = "bysource"
 napoleon_use_ivar = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
-# Of Python's names those of ours that are public must be found; others have no page to link to.
+# Only our own public names must be found as links; other names of Python have no page here.
 nitpick_ignore_regex = [(r"py:.*", r"(?!batchwright\.\w+$).*")]
 
 html_theme = "furo"
@@ -63,7 +63,7 @@ pygments_style, pygments_dark_style = "friendly", "github-dark"
 
 
 def hide_signature(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) -> Any:
-    """A record's fields are listed below it; a hundred arguments say nothing."""
+    """Hide the signature of a record, whose fields are listed below it."""
     del app, what, name, rest
     return ("", None) if _is_record(obj) else None
 
@@ -71,7 +71,7 @@ def hide_signature(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) -> A
 def list_fields(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Add a record's fields with what they mean; those of a job have a page of their own."""
+    """Add a record's fields with their meanings; a job's fields have a page of their own."""
     del app, what, name, options
     if _is_record(obj) and obj is not bw.Job:
         lines += ["", ".. rubric:: Fields", ""]
@@ -97,13 +97,13 @@ def find_public(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def visit_inline(self: Any, node: nodes.math) -> None:
-    """A formula in a line."""
+    """Write a formula in a line."""
     self.body.append(_mathml(node, as_block=False))
     raise nodes.SkipNode
 
 
 def visit_block(self: Any, node: nodes.math_block) -> None:
-    """A formula on lines of its own."""
+    """Write a formula on lines of its own."""
     self.body.append(f'<div class="math">{_mathml(node, as_block=True)}</div>')
     raise nodes.SkipNode
 
@@ -117,7 +117,7 @@ def _mathml(node: nodes.Element, *, as_block: bool) -> str:
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Connect the functions above; Sphinx calls this."""
     app.connect("autodoc-process-signature", hide_signature)
     app.connect("autodoc-process-docstring", list_fields)
     app.connect("missing-reference", find_public)

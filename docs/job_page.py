@@ -1,8 +1,8 @@
-"""Writes docs/job.md, and the keys in docs/simulate.md, from the fields of records.
+"""Write docs/job.md, and the keys in docs/simulate.md, from the fields of records.
 
     python docs/job_page.py [--check]
 
-Meaning and default are the record's own; units and examples stand here. A test checks that every
+Meanings and defaults are the records' own; units and examples stand here. A test checks that every
 key has an example that is accepted, and that the page is in step.
 """
 
@@ -79,13 +79,13 @@ NOTES = {
     "link.latency": "For more workers than were measured: [plan](verbs.md#plan). How to get both: "
     "[hosts](hosts.md#a-plan-for-several-hosts).",
 }
-"""Where to read on, of a section by its first key."""
+"""Links to further reading, by the first key of a section."""
 
 LATER = {
     "optimizer": "probe; from `auto` to `sgd` or `muon` plan",
     "goal.deadline": "train",
 }
-"""Keys that may change later than the others of their kind, or in part."""
+"""Keys that may change at a later verb than `_verb` says, or only in part."""
 
 TIME = "s, or as 90s, 2h"
 
@@ -332,7 +332,7 @@ What the verbs do: [verbs](verbs.md). A [loop of your own](loop.md) takes the ke
 
 
 def page() -> str:
-    """The whole page."""
+    """The text of docs/job.md."""
     lines = [HEAD]
     for key in job_keys(Job):
         if key in SECTIONS:
@@ -361,7 +361,7 @@ def simulate_page(text: str) -> str:
 
 
 def _items(key: str, model: type[BaseModel]) -> list[str]:
-    """The keys of an item of a list."""
+    """Lines with the table of the keys of a list's items."""
     fields = model.model_fields
     rows = [
         f"| `{name}` | {one.description} | {_default(one.default)} |"
@@ -389,7 +389,7 @@ def _field(key: str) -> Any:
 
 
 def _choices(field: Any) -> str:
-    """The words a key takes, unless its description names them all."""
+    """The words that a key accepts, unless its description names them all."""
     words = [word for word in get_args(field.annotation) if isinstance(word, str)]
     words += [word for one in field.metadata if isinstance(one, Named) for word in one.words]
     if all(f"`{word}`" in field.description for word in words):
@@ -406,7 +406,7 @@ def _default(value: Any) -> str:
 
 
 def _verb(key: str) -> str:
-    """The last verb that still takes another value."""
+    """The last verb at which the key may still have another value."""
     name = key.partition(".")[0]
     if key in LATER:
         return LATER[key]

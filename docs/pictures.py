@@ -1,11 +1,10 @@
-"""Makes the pictures of docs/tutorials and runs docs/first_run.ipynb: ``python docs/pictures.py``.
+"""Make the pictures of docs/tutorials and run docs/first_run.ipynb: ``python docs/pictures.py``.
 
-Each picture is of a real run, most of them of the very commands that stand in the tutorial. Of the
-first run it is the one that comes with the service as its demo (`benchmarks.tools.demo_run` made it
-on a machine that had nothing else to do): beside other programs epochs take as long as no plan can
-know. With names of pictures only these are made.
+Each picture shows a real run, mostly of the commands in the tutorial. The first run is shown by the
+service's demo run (`benchmarks.tools.demo_run` made it on a quiet machine), because beside other
+programs epochs take longer than a plan can know. Names of parts as arguments make those parts only.
 
-It takes some five minutes, ``pip install -e ".[test,docs]"``, and Chromium.
+It takes some five minutes, and needs ``pip install -e ".[test,docs]"`` and Chromium.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browsers import browsing, serving  # noqa: E402
 
-COLOURS, WIDTH = 64, 1400  # of a picture, at most: it is text and lines
+COLOURS, WIDTH = 64, 1400  # most colours and pixels: pictures are text and lines
 
 
 def keep(name: str, picture: Path | bytes) -> None:
@@ -65,7 +64,7 @@ def run(command: str, folder: Path) -> None:
 
 
 def first_run(folder: Path) -> None:
-    """The demo run, which stands for one of the reader's own."""
+    """Pictures of the demo run, which stands for the reader's first run."""
     told = demo()
     summary = RunSummary.model_validate(told["end"]["summary"])
     profile = Profile.model_validate(told["introduction"]["profile"])
@@ -79,7 +78,7 @@ def first_run(folder: Path) -> None:
 
 
 def uneven_workers(folder: Path) -> None:
-    """The run whose clock is simulated: others' work on this machine does not show in it."""
+    """Pictures of the run with a simulated clock, which other programs do not disturb."""
     *_, disturbed = commands("uneven-workers")
     run(disturbed, folder)
     keep("uneven-workers", folder / "runs/disturbed/figures/workers.png")
@@ -87,7 +86,7 @@ def uneven_workers(folder: Path) -> None:
 
 
 def large_batch(folder: Path) -> None:
-    """The schedule as it stands there; the sweep with more epochs and seeds."""
+    """Pictures of the tutorial's schedule, and of its sweep with more epochs and seeds."""
     *_, schedule, sweep = commands("large-batch")
     run(schedule, folder)
     keep("large-batch-schedule", folder / "schedule.png")
@@ -96,7 +95,7 @@ def large_batch(folder: Path) -> None:
 
 
 def own_loop(folder: Path) -> None:
-    """The example as its head says, with a run folder."""
+    """A picture of the example program, run as its docstring says, with a run folder."""
     text = (ROOT / "examples" / "classify.py").read_text(encoding="utf-8")
     text = text.replace("plan=plan, loaders=0", 'plan=plan, loaders=0, run_folder="runs/a"')
     (folder / "classify.py").write_text(text, encoding="utf-8")
@@ -106,7 +105,7 @@ def own_loop(folder: Path) -> None:
 
 
 def cluster(folder: Path) -> None:
-    """What needs no other machine, but the probe: the profile is that of the demo run, as above."""
+    """Pictures of the commands that need no other machine, with the demo run's profile."""
     profile = Profile.model_validate(demo()["introduction"]["profile"])
     profile.save(folder / "profile.json")
     for command in commands("cluster")[1:4]:
@@ -116,7 +115,7 @@ def cluster(folder: Path) -> None:
 
 
 def service(folder: Path) -> None:
-    """Pages of a service with the demo run and its profile."""
+    """Pictures of pages of a service with the demo run and its profile."""
     look = {"viewport": {"width": 1000, "height": 1100}}
     with serving(f"sqlite:///{folder}/service.sqlite") as server, browsing(**look) as browser:
         load_demo(server.store)
@@ -132,7 +131,7 @@ def service(folder: Path) -> None:
 
 
 def notebook(folder: Path) -> None:
-    """Run docs/first_run.ipynb and keep what it shows."""
+    """Run docs/first_run.ipynb and keep its outputs."""
     import nbformat  # of .[docs], which pictures can do without
     from nbclient import NotebookClient
 
@@ -148,7 +147,7 @@ PARTS = (first_run, uneven_workers, large_batch, own_loop, cluster, service, not
 
 
 def main() -> None:
-    """All of them, or those that are named."""
+    """Make all parts, or those that the command line names."""
     PICTURES.mkdir(exist_ok=True)
     for part in PARTS:
         if part.__name__ in (sys.argv[1:] or [part.__name__]):

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmarks.gpu import __main__ as programme
-from benchmarks.gpu import papers, telling
+from benchmarks.gpu import papers, pytest_plugin
 from benchmarks.gpu.findings import NAME, Findings
 from benchmarks.gpu.programme import AFTERWARDS, FIRST, STEPS
-from benchmarks.gpu.steps import TAKE, Here, why_not
+from benchmarks.gpu.steps import RUN, Here, why_not
 from benchmarks.harness.benchmark import ROOT
 from benchmarks.harness.plans import Opened
 
@@ -27,7 +27,7 @@ def test_the_limits_are_45_minutes_together_and_45_afterwards_and_each_fits_into
     assert sum(step.minutes for step in FIRST) == 45
     assert sum(step.minutes for step in AFTERWARDS) == 45
     assert max(step.minutes for step in STEPS) <= 8
-    assert [step.name for step in STEPS] == [*TAKE]
+    assert [step.name for step in STEPS] == [*RUN]
 
 
 def test_the_first_45_minutes_hold_all_that_a_first_gpu_is_to_tell_of_the_methods():
@@ -68,7 +68,7 @@ def taking(tmp_path, monkeypatch):
             taken.append(step.name)
             return outcomes.get(step.name, "done")
 
-        monkeypatch.setattr(programme, "_taken", take)
+        monkeypatch.setattr(programme, "_run_step", take)
         code = programme.main(["--out", str(tmp_path / out), *words])
         return code, taken
 
@@ -189,12 +189,12 @@ def test_e_too(): pass
 def test_every_test_is_told_though_one_hangs_and_one_breaks_the_gpu(tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(
-        "from benchmarks.gpu import telling\ntelling.SECONDS = 5\n"
+        "from benchmarks.gpu import pytest_plugin\npytest_plugin.SECONDS = 5\n"
     )
     found = Findings(tmp_path, "abc")
-    env = {**os.environ, telling.FOLDER: str(tmp_path), telling.COMMIT: "abc"}
+    env = {**os.environ, pytest_plugin.FOLDER: str(tmp_path), pytest_plugin.COMMIT: "abc"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    words = [sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.telling", "--rootdir=."]
+    words = [sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.pytest_plugin", "--rootdir=."]
     words += ["-c", os.devnull, "--capture=sys", "-p", "no:cacheprovider", "test_it.py"]
     codes = []
     while len(codes) < 4:
@@ -202,10 +202,10 @@ def test_every_test_is_told_though_one_hangs_and_one_breaks_the_gpu(tmp_path):
             words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )
         codes.append(done.returncode)
-        hung = [name for name, value in found.of("tests").items() if value == telling.BEGAN]
+        hung = [name for name, value in found.of("tests").items() if value == pytest_plugin.BEGAN]
         for name in hung:
             found.add("tests", name, "failed: hangs")
-        if not hung and done.returncode != telling.AGAIN:
+        if not hung and done.returncode != pytest_plugin.AGAIN:
             break
     told = {name.rpartition("::")[2]: value for name, value in found.of("tests").items()}
     assert told == {
@@ -216,7 +216,7 @@ def test_every_test_is_told_though_one_hangs_and_one_breaks_the_gpu(tmp_path):
         "test_e": "failed: hangs",
         "test_e_too": "passed",
     }, done.stdout + done.stderr
-    assert codes == [telling.AGAIN, 1, 0]
+    assert codes == [pytest_plugin.AGAIN, 1, 0]
 
 
 @pytest.mark.parametrize(("small", "batches"), [(0, {600, 560}), (3, {600, 560, 294, 243})])

@@ -1,13 +1,13 @@
-"""How much of a module's behaviour its tests hold: small changes, each of which should fail one.
+"""Mutation testing: change a module in small ways, each of which should make one of its tests fail.
 
     python tools/mutants.py sampler knees --most 100 --out mutants.json
     python tools/mutants.py sampler knees --again mutants.json --out mutants.json
 
-Each mutant is the module with one comparison, operator, number, condition, returned value or
-statement changed. Its tests run in a copy of the tree, in a process forked after the heavy imports,
-with a time limit; a mutant that runs past it counts as killed, as one that fails a test does. Which
-mutants are tried follows from the seed alone. Survivors are printed: each is a test that is
-missing, or a change that means nothing (docs/testing.md lists these).
+A mutant is the module with one comparison, operator, number, condition, returned value or
+statement changed. Its tests run in a copy of the tree, in a process forked after the heavy
+imports, with a time limit; a mutant that fails a test or exceeds the limit is killed. Which
+mutants are tried depends on the seed alone. Survivors are printed: each shows a missing test, or
+is a change without effect (docs/testing.md lists the latter).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MODULES = {
     "dual_batch": (["algorithms/dual_batch.py"], ["test_dual_batch"]),
     "knees": (["planning/candidates/knees.py"], ["test_knees", "test_cluster_options"]),
 }
-"""For each name its files and the test files that are to hold them, the quickest first."""
+"""By name: files, and the test files that should notice changes in them, the fastest first."""
 
 COMPARISONS = {
     ast.Lt: ast.LtE,
@@ -81,11 +81,11 @@ SWAPPED = {"min": "max", "max": "min", "floor": "ceil", "ceil": "floor", "any": 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change.
+    """One changed module.
 
     Attributes:
-        file: Of the package.
-        line: In it.
+        file: Path in the package.
+        line: Line of the change.
         was: The code before.
         now: The code after.
         source: The whole module after.
@@ -98,12 +98,12 @@ class Mutant:
     source: str
 
     def __str__(self) -> str:
-        """Where it is, and the change."""
+        """File, line and change."""
         return f"{self.file}:{self.line}: {self.was}  ->  {self.now}"
 
 
 def mutants(file: str) -> list[Mutant]:
-    """All of a file, in its order."""
+    """All mutants of a file, in the order of its code."""
     tree = ast.parse((ROOT / PACKAGE / file).read_text(encoding="utf-8"))
     found = []
     for place, (node, field, index) in enumerate(_sites(tree)):
@@ -137,7 +137,7 @@ def _shown(node: ast.AST) -> str:
 def _sites(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
     """Every expression and statement, by its parent, the parent's field and its place there.
 
-    Annotations, docstrings, what an error says and what holds for type checkers are left out.
+    Annotations, docstrings, error messages and code for type checkers are left out.
     """
     for field, value in ast.iter_fields(tree):
         if field in ("annotation", "returns", "decorator_list", "type_params", "format_spec"):
@@ -156,7 +156,7 @@ def _sites(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
 
 
 def _changes(node: ast.AST) -> list[ast.AST]:
-    """What a node may become."""
+    """The nodes that may replace a node."""
     match node:
         case ast.Compare(left, [operator], right) if type(operator) in COMPARISONS:
             return [ast.Compare(left, [COMPARISONS[type(operator)]()], right)]
@@ -191,8 +191,8 @@ def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-# Any counterexample will do, and what was found for one mutant is nothing to the next. Two workers
-# that are forked are there at once.
+# Hypothesis needs only some counterexample, and keeps none for the next mutant. The two workers of
+# `crew` are forked, which starts them at once.
 QUICK = """
 
 def pytest_sessionstart():
@@ -238,7 +238,7 @@ class Bench:
             conftest.write(QUICK)
 
     def passes(self, tests: list[str], seconds: float) -> bool:
-        """Whether all tests pass within so many seconds, in a process of their own."""
+        """Whether all tests pass within ``seconds``, in a process of their own."""
         started, child = time.monotonic(), os.fork()
         if not child:
             self._run(tests)
@@ -253,14 +253,14 @@ class Bench:
             self._end(child)
 
     def write(self, file: str, source: str) -> None:
-        """Put a module's text in place."""
+        """Write the source of a module of the copy."""
         path = self.folder / PACKAGE / file
         path.write_text(source, encoding="utf-8")
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-            compiled.unlink()  # it goes by size and second, and two mutants may have both alike
+            compiled.unlink()  # chosen by size and second, in which two mutants may agree
 
     def _run(self, tests: list[str]) -> None:
-        """In the child: pytest over the copy; never returns."""
+        """Run pytest on the copy, in the child process, and end it."""
         import pytest
 
         code = 1
@@ -285,20 +285,20 @@ class Bench:
     @staticmethod
     def _end(child: int) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # what it has started goes with it
+            os.killpg(child, signal.SIGKILL)  # with the processes that it started
         with suppress(ChildProcessError):
             os.waitpid(child, 0)
 
 
 def examine(name: str, bench: Bench, most: int, seed: int, before: Found | None) -> Found:
-    """Try mutants of one entry of `MODULES`; says how each ended.
+    """Try mutants of one entry of `MODULES`, and return their numbers and the survivors.
 
     Args:
-        name: The entry.
-        bench: Where.
-        most: How many.
-        seed: Decides which.
-        before: What was found earlier: of these mutants only the survivors are tried, once more.
+        name: Name of the entry.
+        bench: The copy of the tree.
+        most: Largest number of mutants.
+        seed: Decides which mutants are tried.
+        before: Result of an earlier run, whose survivors alone are tried again.
     """
     files, tests = MODULES[name]
     all_of_them = [mutant for file in files for mutant in mutants(file)]
@@ -333,18 +333,18 @@ def _told(mutant: Mutant) -> dict[str, object]:
 
 
 def main() -> None:
-    """Read the command line, try the mutants, write what was found."""
+    """Read the command line, try the mutants, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("modules", nargs="*", choices=[*MODULES, []], help="All of them if none.")
-    parser.add_argument("--most", type=int, default=100, help="Mutants of each module.")
-    parser.add_argument("--seed", type=int, default=0, help="Decides which.")
-    parser.add_argument("--out", type=Path, help="JSON of what was found.")
+    parser.add_argument("modules", nargs="*", choices=[*MODULES, []], help="default: all")
+    parser.add_argument("--most", type=int, default=100, help="most mutants of each module")
+    parser.add_argument("--seed", type=int, default=0, help="decides which mutants are tried")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     parser.add_argument(
-        "--again", type=Path, help="JSON of an earlier run: try its survivors alone, with its seed."
+        "--again", type=Path, help="results of an earlier run: try its survivors alone"
     )
     asked = parser.parse_args()
     before = json.loads(asked.again.read_text(encoding="utf-8")) if asked.again else {}
-    import fastapi  # noqa: F401 - before the fork, as all that takes a while
+    import fastapi  # noqa: F401 - slow imports come before the fork
     import hypothesis  # noqa: F401
     import matplotlib  # noqa: F401
     import pydantic  # noqa: F401
@@ -353,7 +353,7 @@ def main() -> None:
     import torch._dynamo
 
     torch.set_num_threads(1)  # threads do not outlive a fork
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that the copy is deleted
     seed = before.get("seed", asked.seed)
     found: dict[str, Any] = {**before, "seed": seed}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:

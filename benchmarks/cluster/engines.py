@@ -1,19 +1,19 @@
-"""How long does it take from the command to the first training step, under each engine?
+"""Seconds from the command to the first training step, under torchrun, Slurm and Ray.
 
-The same plan, `resnet8` on scikit-learn's digits with two workers and a global batch of 128, by
-`batchwright train`: in two processes that torchrun starts, as a job of a Slurm of two nodes, and on
-a Ray cluster of two nodes. All is on one machine, and both clusters are up and idle while any of
-the three trains, so that what their daemons take is in all figures. Slurm schedules as its defaults
-say (`sched/builtin`), and each node of Ray has one core, so a worker.
+The same plan, `resnet8` on scikit-learn's digits with two workers and a global batch of 128, is
+trained by `batchwright train`: in two processes that torchrun starts, as a job on a Slurm cluster
+of two nodes, and on a Ray cluster of two nodes. All run on one machine. Both clusters are up and
+idle while any of the three trains, so all figures include what their daemons take. Slurm schedules
+by its defaults (`sched/builtin`); each node of Ray has one core, so one worker.
 
-The time begins when the command is started, by whoever types it, and ends when the last worker has
-the first gradient of its training, which a hook on a parameter tells. Before it come the start of
-Python and its imports, once in the command and once in each worker, the queue, the workers'
-meeting, and data and network, which are opened in both. Nothing is probed.
+Time begins when the command is started and ends when the last worker has the first gradient of its
+training, which a hook on a parameter notes. It includes the start of Python and its imports, once
+in the command and once in each worker, the queue, the workers' rendezvous, and opening data and
+network, in the command and in the workers. Nothing is probed.
 
-One start of each is not counted, as it decodes the images and fills caches. Then all three are
-started in turn, the order reversed from round to round; the spread is quartiles. A difference is
-that of two starts of the same round. No goal is set: the figures are to be known.
+One start of each engine is not counted, as it decodes the images and fills caches. Then all three
+are started in turn, the order reversed from round to round; the spread is quartiles. A difference
+is between two starts of the same round. There is no goal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ JOB += f"global_batch=128 resolutions={SIDE}"
 MARKS = "BENCHMARK_MARKS"
 """Environment variable: folder where each worker leaves the time of its first gradient."""
 MAX_SECONDS = 600.0  # for a command, on a busy machine
-_STORE_BYTES = 100 * 2**20  # of a node of Ray, the least that it likes
+_STORE_BYTES = 100 * 2**20  # object store of a node of Ray, about the least that it takes
 
 BENCHMARK = Benchmark(
     "engines",
@@ -55,17 +55,21 @@ BENCHMARK = Benchmark(
     "From the start of `batchwright train` to the first training step of two workers, all on one "
     "machine, `resnet8` on digits, in turn",
     (
-        Figure("torchrun_seconds", "s", "median", "under torchrun"),
-        Figure("slurm_seconds", "s", "median", "`launch=slurm`, two nodes, from an empty queue"),
-        Figure("ray_seconds", "s", "median", "`launch=ray`, two nodes that are up"),
-        Figure("slurm_later_seconds", "s", "median", "Slurm later than torchrun"),
-        Figure("ray_later_seconds", "s", "median", "Ray later than torchrun"),
+        Figure("torchrun_seconds", "s", "median", "seconds to the first step under torchrun"),
+        Figure("slurm_seconds", "s", "median",
+               "seconds to the first step with `launch=slurm`, two nodes, empty queue"),
+        Figure("ray_seconds", "s", "median",
+               "seconds to the first step with `launch=ray`, two nodes that are up"),
+        Figure("slurm_later_seconds", "s", "median",
+               "seconds to the first step, `launch=slurm` minus torchrun"),
+        Figure("ray_later_seconds", "s", "median",
+               "seconds to the first step, `launch=ray` minus torchrun"),
     ),
-)
+)  # fmt: skip
 
 
 def network(**keys: Any) -> nn.Module:
-    """`resnet8` that leaves the time of its first gradient, in the processes of a run."""
+    """`resnet8`; in a worker it writes the time of its first gradient to a file in `MARKS`."""
     made = resnet8(**keys)
     marks, rank = os.environ.get(MARKS), os.environ.get("RANK")
 
@@ -80,7 +84,7 @@ def network(**keys: Any) -> nn.Module:
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """All engines that are installed, in turn."""
+    """Time starts of all installed engines, in turn."""
     # Commands run in folders of their own, where Python does not find benchmarks and our sources.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     (folder / "marks").mkdir()
@@ -104,7 +108,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def found_in(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """By figure, what the starts of each engine say; those of one round are beside each other."""
+    """All figures, by name, from seconds by engine, one value for each round."""
     found = {f"{name}_seconds": list(some) for name, some in seconds.items()}
     base = seconds["torchrun"]
     for name, some in seconds.items():
@@ -116,14 +120,14 @@ def found_in(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 
 @dataclass
 class Engine:
-    """What starts the plan's training.
+    """Starts the training under one engine.
 
     Attributes:
-        name: Of the engine.
-        launch: The job key.
-        folder: Of all of them.
-        names: Environment variables by which commands find it.
-        starts: So far.
+        name: Name of the engine.
+        launch: The job's key `launch`.
+        folder: Folder of all engines' files.
+        names: Environment variables by which commands find the cluster.
+        starts: Number of starts so far.
     """
 
     name: str
@@ -177,7 +181,7 @@ def _slurm(folder: Path) -> Iterator[Mapping[str, str]]:
 
 @contextmanager
 def _ray(folder: Path) -> Iterator[Mapping[str, str]]:
-    """A cluster of two nodes with a core each; it is found by its address."""
+    """A Ray cluster of two nodes with a core each, and the variable with its address."""
     del folder  # its sockets' names must be short
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
     from ray.cluster_utils import Cluster

@@ -1,24 +1,25 @@
 """Two and four hosts on one machine: is their network measured, are steps predicted, is a run safe?
 
-Hosts are network namespaces, each with one worker on one core (four hosts share two), torchrun on
-each, and between them a wire with a delay (`benchmarks.harness.wire`, in Python: not every kernel
-has netem) and a bandwidth (`tc tbf`).
+Hosts are network namespaces, each with one worker on one core (four hosts share two cores) and a
+torchrun of its own. Between them is a link with a delay (`benchmarks.harness.wire`, in Python: not
+every kernel has netem) and a bandwidth (`tc tbf`).
 
-Network (`link_error`): latency and bandwidth of the profile against those of a plain socket through
-the same wire, half of a byte's way there and back and the difference between two large messages,
-before and after the probe; the largest error counts. What the wire adds to the delay asked of it is
-`wire_late`.
+Network (`link_error`): latency and bandwidth of the profile against those of a plain socket over
+the same link, measured before and after the probe; the largest error counts. The socket's latency
+is half of a byte's round trip, its bandwidth comes from the difference between two large messages.
+`wire_late` is the socket's latency over the delay that the link was set to.
 
-Steps (`two_host_step_error`, `four_host_step_error`): `resnet8` on scikit-learn's digits, probed by
-all hosts together (8 s), planned, and steps that were not probed measured by `check` on all of
-them; |predicted - measured| / measured, median; spread: quartiles.
+Steps (`two_host_step_error`, `four_host_step_error`): `resnet8` on scikit-learn's digits is probed
+by all hosts together (8 s) and planned, and steps that were not probed are measured by `check` on
+all of them. |predicted - measured| / measured, median, with quartiles as spread.
 
-Kills: a run by each of the five methods, one worker on the first host, which is worker 0 and has
-the parameter server beside it, and two on the second; a third keeps torchrun's meeting place. First
-a worker of either host is killed, then the second host with all that runs there, which comes back;
-under `plain` and `dual-batch` at last the first host, too. A kill is recovered from if epochs go on
-after it, with the host that was lost, and the run ends with all of them. Samples: those that the
-records of epochs and rounds count, less the data set.
+Kills: a run with each of the five methods. The first host has one worker, which is worker 0 and has
+the parameter server beside it; the second host has two workers; a third host keeps torchrun's
+rendezvous. First a random worker of either host is killed, then the second host with all its
+processes, which then comes back; under `plain` and `dual-batch` finally the first host, too. A kill
+counts as recovered if epochs go on after it, with the host that was lost, and the run ends with all
+hosts. Samples lost or repeated are those that the records of epochs and rounds count, minus the
+data set.
 """
 
 from __future__ import annotations
@@ -84,23 +85,24 @@ BENCHMARK = Benchmark(
     "Two and four network namespaces of one machine under torchrun, `resnet8` on digits, a delay "
     "of 2 ms and 200 Mbit/s between them",
     (
-        Figure("link_error", "share", "largest", "measured latency and bandwidth between hosts "
-               "against a plain socket's, largest error", at_most=0.1),
-        Figure("wire_late", "ratio", "median", "that socket's latency over the delay that the wire "
-               "was told"),
-        Figure("two_host_step_error", "share", "median", "predicted against measured steps of two "
-               "hosts, median error", at_most=0.1),
-        Figure("four_host_step_error", "share", "median", "the same for four hosts on two cores"),
+        Figure("link_error", "share", "largest", "error of the probe's latency and bandwidth "
+               "between hosts against a plain socket's, largest", at_most=0.1),
+        Figure("wire_late", "ratio", "median", "latency of the plain socket over the delay that "
+               "the link was set to"),
+        Figure("two_host_step_error", "share", "median", "error of the predicted time of a step of "
+               "two hosts, median", at_most=0.1),
+        Figure("four_host_step_error", "share", "median", "error of the predicted time of a step "
+               "of four hosts on two cores, median"),
         Figure("kills_recovered", "kills", "worst", "kills of workers and hosts, over all five "
                "methods, after which the run went on", at_least=float(KILLS), full=True),
         Figure("samples_lost_or_repeated", "samples", "worst", "samples lost or repeated by the "
-               "end of a run with kills", at_most=0.0, full=True),
+               "end of a run with kills of workers and hosts, largest", at_most=0.0, full=True),
     ),
 )  # fmt: skip
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Part by part."""
+    """Measure network and steps, and with --full kills."""
     # Commands run in folders of their own, where Python does not find benchmarks and our sources.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     found: dict[str, Sequence[float] | Value] = {}
@@ -129,7 +131,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 @dataclass(frozen=True)
 class Link:
-    """The network between two hosts, by a plain socket and by a probe: seconds, bytes/s."""
+    """The link between two hosts, by a plain socket (``true_``) and by a probe: s, bytes/s."""
 
     true_latency: float
     true_bandwidth: float
@@ -138,7 +140,7 @@ class Link:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Of latency and bandwidth, as shares."""
+        """Relative errors of the probe's latency and bandwidth."""
         return (
             abs(self.latency / self.true_latency - 1),
             abs(self.bandwidth / self.true_bandwidth - 1),
@@ -146,7 +148,7 @@ class Link:
 
 
 def network_and_steps(folder: Path, count: int, points: int) -> tuple[Link, list[float]]:
-    """What a probe by all hosts says of their network, and how far its predictions are off."""
+    """Probe on all hosts: the link between them, and relative errors of predicted steps."""
     cores = sorted(os.sched_getaffinity(0))
     with hosts_apart(folder, count, delay=DELAY, bandwidth=BANDWIDTH, cores=cores) as hosts:
         before = plain(hosts)
@@ -198,7 +200,7 @@ def together(hosts: Sequence[Host], *words: object) -> None:
     """Have a worker of each host run Python with these words, and wait for their end.
 
     Raises:
-        SystemExit: It failed.
+        SystemExit: The command failed on a host; the message has the ends of the logs.
     """
     for host in hosts:
         host.start(hosts[0], 1, *words, nodes=str(len(hosts)))
@@ -212,17 +214,17 @@ def together(hosts: Sequence[Host], *words: object) -> None:
 
 @dataclass(frozen=True)
 class KilledRun:
-    """One run and what became of it."""
+    """Result of a run with kills."""
 
     method: str
     kills: int
     recovered: int
-    lost_or_repeated: int | None  # samples; ``None`` where it did not end
+    lost_or_repeated: int | None  # samples; ``None`` if the run did not end well
     seconds: float
 
 
 def kills_found(runs: Sequence[KilledRun]) -> dict[str, Sequence[float] | Value]:
-    """What all runs say; samples only where all have ended."""
+    """The figures of kills, by name; samples only if all runs ended well."""
     recovered = [float(sum(run.recovered for run in runs))]
     counts = [float(run.lost_or_repeated) for run in runs if run.lost_or_repeated is not None]
     found: dict[str, Sequence[float] | Value] = {"kills_recovered": recovered}
@@ -230,7 +232,7 @@ def kills_found(runs: Sequence[KilledRun]) -> dict[str, Sequence[float] | Value]
 
 
 def run_and_kill(folder: Path, method: str) -> KilledRun:
-    """Run a method on two hosts, and kill what the head of this module says."""
+    """Run a method on two hosts, and kill a worker and hosts as the module's docstring says."""
     say(f"{method}: a run with kills")
     folder.mkdir()
     begun, recovered, moments = time.monotonic(), 0, random.Random(METHODS.index(method))
@@ -257,11 +259,11 @@ def run_and_kill(folder: Path, method: str) -> KilledRun:
         def strike(host: Host) -> None:
             known = len(read_opened(run).launches)
             host.kill()
-            if not served:  # the others go on without it
+            if not served:  # the other host goes on without it
                 _goes_on(run, both)
             start(host)
-            # It is back once its new agent has opened the folder. Until then the other host is all
-            # that knows of the run, and must not be lost.
+            # The host is back once its new agent has opened the run folder. Until then, the other
+            # one alone knows of the run, and must not be killed.
             until(lambda: len(read_opened(run).launches) > known or _ended(both), MAX_SECONDS)
 
         for host in both:
@@ -287,7 +289,7 @@ def run_and_kill(folder: Path, method: str) -> KilledRun:
 
 
 def _goes_on(run: Path, hosts: Sequence[Host], *, checkpoint: bool = False) -> bool:
-    """Wait for two epochs more, and a checkpoint if it is wanted; whether they came."""
+    """Wait for two more epochs, and a checkpoint if asked for; return whether epochs went on."""
     before = epochs_in(run)
 
     def there() -> bool:
@@ -302,7 +304,7 @@ def _ended(hosts: Sequence[Host]) -> bool:
 
 
 def epochs_in(run: Path) -> int:
-    """How many epochs a run's records tell of."""
+    """Number of epochs in a run's records."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().splitlines() if path.exists() else []
     return sum(b'"epoch":' in line and b'"samples":' in line for line in lines)
@@ -311,8 +313,8 @@ def epochs_in(run: Path) -> int:
 def lost_or_repeated(summary: RunSummary, epochs: int = EPOCHS, samples: int = SAMPLES) -> int:
     """Samples that were lost or repeated, by the run's records.
 
-    With a parameter server, which waits for nobody, a round may be in the record of the next epoch:
-    there the sums count, and each round must be there once.
+    A parameter server waits for no worker, so a round may be in the next epoch's record: with a
+    server, sums over all epochs are compared, and each round must be there once.
     """
     missing = samples * abs(epochs - len(summary.epochs))
     told = [one.samples - samples for one in summary.epochs]

@@ -1,12 +1,12 @@
-"""A small job whose workers are killed: does it go on, and is every sample trained on once?
+"""A small job whose workers are killed: does it continue, and is every sample trained on once?
 
     torchrun --nproc-per-node 2 --max-restarts 9 -m benchmarks.cluster.kills FOLDER
 
-is the job: a network with batch normalization, dropout and momentum, two workers,
-``dynamic-batch``. The network counts its samples itself: beside it trains one number for each
-sample, of which the loss holds the mean over the batch, at a rate equal to the global batch. So
-each time that a sample is trained on, exactly 1 is taken from its number, and whatever a checkpoint
-brings back or a repeated step does twice, the numbers tell.
+is the job: a network with batch normalization and dropout, SGD with momentum, two workers,
+``dynamic-batch``. The model counts its samples itself: beside the network it trains one number for
+each sample. The loss contains the mean of the batch's numbers, and their rate is the global batch,
+so each time that a sample is trained on, its number falls by exactly 1. The numbers are part of the
+checkpoints, so they show every sample that a kill made the job lose or repeat.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ class Counting(nn.Module):
         self.numbers = nn.Parameter(torch.zeros(samples, dtype=torch.float64))
 
     def loss(self, images: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
-        """Mean over the samples."""
+        """Cross-entropy plus the samples' numbers, mean over the samples."""
         return functional.cross_entropy(self.network(images), labels) + self.numbers[indices].mean()
 
     def miscounted(self, epochs: int) -> int:
-        """How often samples were left out or repeated in the first ``epochs`` epochs."""
+        """Samples left out or repeated in the first ``epochs`` epochs, each as often as it was."""
         times = -self.numbers.detach().round()  # off by rounding errors of the weights b_i / B
         return int((times - epochs).abs().sum())
 
 
 def job_plan(workers: int = WORKERS, epochs: int = EPOCHS, samples: int = SAMPLES) -> Plan:
-    """A plan that nothing was measured for."""
+    """The plan of the job, made without measurements."""
     job = job_from(
         f"data=benchmarks.cluster.kills:Samples rebalance_steps=10 learning_rate={RATE} "
         f"base_batch={BATCH} warmup_epochs=0 decay=none augment=none precision=float32 device=cpu "
@@ -105,7 +105,7 @@ def job_plan(workers: int = WORKERS, epochs: int = EPOCHS, samples: int = SAMPLE
 
 
 def train(folder: Path, plan: Plan) -> None:
-    """Train as one worker; rank 0 writes after each epoch what was miscounted so far."""
+    """Train as one worker; rank 0 writes the miscounted samples after each epoch."""
     torch.manual_seed(0)
     samples = Samples(plan.data.train_samples)
     model = Counting(len(samples))
@@ -131,19 +131,19 @@ def train(folder: Path, plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class KilledRun:
-    """One run and its kills."""
+    """Result of a run with kills."""
 
     seconds: float  # from the start of the launcher to its end
     killed_after: tuple[float, ...]  # for each kill, seconds since the workers it hit had started
     recovered: int  # kills after which the run went on
-    # samples left out or repeated by the end of its worst epoch; ``None`` where it did not end
+    # samples left out or repeated by the end of its worst epoch; ``None`` where it did not end well
     miscounted: int | None
 
 
 def run_and_kill(folder: Path, kills: int, moments: random.Random) -> KilledRun:
     """Run the job under torchrun in a new folder, and kill a worker at each of some random moments.
 
-    A run that ends before all kills have come has fewer.
+    A run that ends before all kills were made has fewer.
     """
     folder.mkdir(parents=True)
     started = time.monotonic()
@@ -183,7 +183,7 @@ def run_and_kill(folder: Path, kills: int, moments: random.Random) -> KilledRun:
 def miscounted(folder: Path, epochs: int = EPOCHS) -> int:
     """Samples left out or repeated by the end of the worst epoch of a run that has ended.
 
-    An epoch that a kill made the workers do again counts as it was done last.
+    Of an epoch that was repeated after a kill, the last pass counts.
 
     Raises:
         ValueError: An epoch is missing.
@@ -212,7 +212,7 @@ def _fresh_workers(launcher: subprocess.Popen[bytes], struck: list[int]) -> list
 
 
 def _ended(launcher: subprocess.Popen[bytes]) -> int:
-    """Its exit code; one that still runs is ended, with its workers."""
+    """The launcher's exit code; a launcher that still runs is killed, with its workers."""
     left = children(launcher.pid)
     launcher.kill()
     code = launcher.wait()

@@ -1,33 +1,35 @@
 """Equal shares, shares as published, and ours, where workers are uneven because they share a core.
 
-Four workers, each a process with one thread: three on one core, the fourth has the other to itself.
-So the three are slow by each other's work, which changes with their shares, and no burner is there.
-`resnet8` on 7,680 images of CIFAR-100 at 16 px, local batch 64 each to begin with, so 30 steps an
-epoch; a worker's share goes through the network at once, however large; float32, SGD at a constant
-rate, gradients summed at every step. The ways:
+Four workers, each a process with one thread: three share one core, the fourth has the other one to
+itself. So the three are slow because of each other's work, which changes with their shares; there
+is no other load. `resnet8` on 7,680 images of CIFAR-100 at 16 px, initial local batch 64 each, so
+30 steps an epoch; a worker's share goes through the network at once, however large; float32, SGD at
+a constant rate, gradients summed at every step. Three rules for the shares:
 
-    equal        each worker the same share throughout
-    ours         `rebalance=smoothed`, as by default: every 25 steps and at the end of an epoch
-    published    `rebalance=published`: by the times of the last epoch alone, once an epoch
+    equal        each worker has the same share throughout
+    ours         `rebalance=smoothed`, the default: shares are computed anew every 25 steps and at
+                 the end of an epoch
+    published    `rebalance=published`: shares follow the times of the last epoch alone, once an
+                 epoch
 
-The three arms of a start are alive together and take turns, an epoch each, the order reversed from
-epoch to epoch. Five epochs: in the first all begin with equal shares, it is not counted; the other
-four are.
+The three arms of a start are alive together and take turns, an epoch each; the order is reversed
+from epoch to epoch. There are five epochs; the first, in which all begin with equal shares, is not
+counted.
 
 The figures: seconds over those of equal shares in the same start, of the last two epochs together
-(`last`), and of all four that count (`counted`); median and quartiles over eight starts (--quick:
-one). `published_over_ours` is the mean over the starts of seconds as published over ours, with its
-95 % interval. Shares as published shorten epochs here if the upper quartile of `last` is below 1;
-one way is quicker than the other if the interval does not hold 1. All of it was fixed before a run
-was made.
+(`last`), and of the last four (`counted`); median and quartiles over eight starts (--quick: one).
+`published_over_ours` is the mean over the starts of seconds with published shares over seconds with
+ours, with its 95 % interval. Published shares shorten epochs here if the upper quartile of `last`
+is below 1; one rule is faster than the other if the interval does not contain 1. All of this was
+fixed before a run was made.
 
-What ideal shares would give: with equal ones a step takes the shared core three times what a
-quarter of the batch takes, fixed time included, and the other core once. With half the work on each
-core both take twice that: 2/3 of the time. The exchange of gradients comes on top in every way.
+Ideal shares would give 2/3: with equal shares a step takes the shared core three times as long as a
+quarter of the batch takes, fixed time included; with half of the work on each core, both take twice
+as long as a quarter. The exchange of gradients comes on top with every rule.
 
---full takes some nine minutes on two quiet cores: a worker's step of 64 samples takes 28 ms of one,
-so an epoch with equal shares 2.6 s, and to begin each of the twelve processes takes 2.3 s of one.
---keep DIR keeps each start when it is through (a minute), and goes on from what is there.
+--full takes some nine minutes on two quiet cores: a worker's step of 64 samples takes 28 ms of a
+core, so an epoch with equal shares takes 2.6 s, and each of the twelve processes takes 2.3 s of a
+core to start. --keep DIR keeps each finished start (a minute) and continues from there.
 """
 
 from __future__ import annotations
@@ -37,7 +39,15 @@ from functools import partial
 from pathlib import Path
 
 from batchwright.records import Plan
-from benchmarks.cluster.shares import SIDE, SUMMED, Seconds, images_for, job_of, seconds_of
+from benchmarks.cluster.shares import (
+    SIDE,
+    SUMMED,
+    WAY_WORDS,
+    Seconds,
+    images_for,
+    job_of,
+    seconds_of,
+)
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found
 from benchmarks.harness.figures import Figure, ratios
 from benchmarks.harness.plans import Opened, fixed_plan, opened
@@ -47,27 +57,27 @@ NETWORK, IMAGES, BATCHES, CORES = "resnet8", 7_680, (64,) * 4, (0, 0, 0, 1)
 STARTS, EPOCHS = 8, 5
 COUNTED = {"last": (3, 4), "counted": (1, 2, 3, 4)}  # zero-based
 COUNTED_WORDS = {
-    "last": "the last two of four epochs (ideal shares: 0.67)",
-    "counted": "all four",
+    "last": "the last two of the four epochs that count",
+    "counted": "all four epochs that count",
 }
-WAY_WORDS = {"ours": "ours", "published": "as published"}
 
 BENCHMARK = Benchmark(
     "shared_cores",
     "Shares that follow speed, several workers on one core",
     "CIFAR-100 at 16 px, `resnet8`, four workers on two cores, three of them on one; gradients "
-    "summed at each step, eight starts; as published over ours: mean and 95 % interval",
+    "summed at each step, eight starts; ratios to equal shares: median and quartiles, published "
+    "over ours: mean and 95 % interval",
     tuple(
         figure
         for counted, when in COUNTED_WORDS.items()
         for figure in (
             *(
                 Figure(f"{way}_over_equal_{counted}", "ratio", "median",
-                       f"seconds over equal shares', {words}: {when}")
+                       f"seconds with {words} over equal shares (ideal: 0.67); {when}")
                 for way, words in WAY_WORDS.items()
             ),
             Figure(f"published_over_ours_{counted}", "ratio", "interval",
-                   f"seconds as published over ours: {when}"),
+                   f"seconds with published shares over ours; {when}"),
         )
     ),
     needs_data="always",
@@ -75,7 +85,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """All starts, one after the other."""
+    """Time all starts, one after the other."""
     known = opened(images_for(arguments, folder, IMAGES), NETWORK, SIDE)
     assert arguments.keep is not None
     starts = [
@@ -88,7 +98,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def found_of(starts: Sequence[Seconds]) -> dict[str, list[float]]:
-    """What the starts say."""
+    """All figures, by name, from all starts."""
     found: dict[str, list[float]] = {}
     for counted, epochs in COUNTED.items():
         sums = {way: [sum(one[way][epoch] for epoch in epochs) for one in starts] for way in SUMMED}
@@ -114,7 +124,7 @@ def plans_of(known: Opened, seed: int) -> dict[str, Plan]:
 
 
 def through(arms: Mapping[str, Arm]) -> Seconds:
-    """All epochs of all arms in turns."""
+    """Seconds of all epochs of all arms, in turns."""
     turns = {name: partial(_epoch, arm) for name, arm in arms.items()}
     return take_turns(turns, EPOCHS, form="{:.2f} s".format)
 

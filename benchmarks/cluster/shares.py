@@ -1,33 +1,38 @@
 """Equal shares, shares as published, and ours, under a load that comes and goes.
 
-Two workers, each a process with one thread on a core of its own; `resnet8` and `mobilenet_small` on
-3,840 images of CIFAR-100 at 16 px, local batch 64 each to begin with, float32, SGD at a constant
-rate. A burner process takes its share of one core. The ways:
+A share is a worker's part of the samples. Two workers, each a process with one thread on a core of
+its own; `resnet8` and `mobilenet_small` on 3,840 images of CIFAR-100 at 16 px, initial local batch
+64 each, float32, SGD at a constant rate. The load is a burner process that never waits and takes
+its part of one core. Three rules for the shares:
 
-    equal        each worker the same share throughout
-    ours         `rebalance=smoothed`, as by default: every 25 steps and at the end of an epoch;
-                 under the server `dual.shares=measured`, as by default
-    published    `rebalance=published`: by the times of the last epoch alone, once an epoch; under
-                 the server `dual.shares=published`
+    equal        each worker has the same share throughout
+    ours         `rebalance=smoothed`, the default: shares are computed anew every 25 steps and at
+                 the end of an epoch; with the server `dual.shares=measured`, the default
+    published    `rebalance=published`: shares follow the times of the last epoch alone, once an
+                 epoch; with the server `dual.shares=published`
 
-each with gradients summed at every step (`sum`) and with models averaged once an epoch by a
-parameter server whose workers wait for each other (`average`; `server.consistency=bsp`). The six
-arms of a start are alive together and take turns, an epoch each, the order reversed from epoch to
-epoch. Seven epochs: the first is not counted; in the second the load comes to the second core
-after half of the time that the first epoch took with equal shares and summed gradients; it stays
-for two; in the fifth it goes after as much time; in the last two it is on the first core. What
-happens in an epoch happens to each arm alike.
+Each is combined with two kinds of exchange: gradients summed at every step (`sum`), and models
+averaged once an epoch by a parameter server whose workers wait for each other (`average`;
+`server.consistency=bsp`). The six arms of a start are alive together and take turns, an epoch each;
+the order is reversed from epoch to epoch. There are seven epochs, with the same load for each arm:
 
-The figures, for each network and both kinds of exchange: seconds over those of equal shares in the
-same start, of the fourth epoch, the third under the load (`steady`), and of all but the first
-(`changing`); median and quartiles over eight starts (--quick: one).
-`published_over_ours` is the mean over the starts of seconds as published over ours, with its 95 %
-interval: the way whose side of 1 holds all four intervals of a kind of exchange is to be its
-default; else the default stays. All of it was fixed before a run was made. Followed perfectly, half
-speed of one of two would allow 0.67; a burner leaves a worker rather more than half a core.
+    1       no load; not counted
+    2       a load starts on the second core, after half of the time that the first epoch took with
+            equal shares and summed gradients
+    3, 4    the load stays
+    5       it ends, after the same time
+    6, 7    a load on the first core
 
---full takes some 30 minutes on two quiet cores. --keep DIR keeps
-each start of a network when it is through (one to two minutes), and goes on from what is there.
+The figures, for each network and kind of exchange: seconds over those of equal shares in the same
+start, of epoch 4, the third under the load (`steady`), and of epochs 2 to 7 (`changing`); median
+and quartiles over eight starts (--quick: one). `published_over_ours` is the mean over the starts of
+seconds with published shares over seconds with ours, with its 95 % interval. A rule becomes the
+default for a kind of exchange if all four intervals lie on its side of 1; else the default stays.
+All of this was fixed before a run was made. Perfect shares would give 0.67 if one of two workers
+had half its speed; a worker beside a burner keeps rather more than half a core.
+
+--full takes some 30 minutes on two quiet cores. --keep DIR keeps each finished start of a network
+(one to two minutes) and continues from there.
 """
 
 from __future__ import annotations
@@ -77,12 +82,12 @@ AVERAGING = ServerRule(
 
 @dataclass(frozen=True)
 class Load:
-    """What an epoch is like for whoever has its turn.
+    """The load during an epoch of each arm.
 
     Attributes:
-        core: That a burner takes its share of; ``None``: there is none.
-        comes: Whether it comes after a while.
-        goes: Whether it goes after a while.
+        core: The core that a burner runs on; ``None``: there is no load.
+        comes: Whether it starts after a while.
+        goes: Whether it ends after a while.
     """
 
     core: int | None = None
@@ -96,17 +101,18 @@ LOADS = (
 )
 COUNTED = {"steady": (3,), "changing": tuple(range(1, len(LOADS)))}  # zero-based
 COUNTED_WORDS = {
-    "steady": "third epoch under a load on one of two cores",
-    "changing": "six epochs of a load that comes, goes and comes to the other core",
+    "steady": "third epoch under a load on one core",
+    "changing": "six epochs in which a load starts, ends and starts on the other core",
 }
-MERGE_WORDS = {"sum": "gradients summed at each step", "average": "models averaged once an epoch"}
-WAY_WORDS = {"ours": "ours", "published": "as published"}
+MERGE_WORDS = {"sum": "gradients summed each step", "average": "models averaged each epoch"}
+WAY_WORDS = {"ours": "our shares", "published": "published shares"}
 
 BENCHMARK = Benchmark(
     "shares",
     "Shares that follow speed: as published, and ours",
-    "CIFAR-100 at 16 px, two workers with a core each and a burner process beside one of them, "
-    "eight starts; as published over ours: mean and 95 % interval",
+    "CIFAR-100 at 16 px, two workers with a core each and a burner process, which never waits, on "
+    "one of the cores; eight starts; ratios to equal shares: median and quartiles, published over "
+    "ours: mean and 95 % interval",
     tuple(
         figure
         for network in NETWORKS
@@ -115,23 +121,24 @@ BENCHMARK = Benchmark(
         for figure in (
             *(
                 Figure(f"{way}_over_equal_{counted}_{merge}_{network}", "ratio", "median",
-                       f"seconds over equal shares', {WAY_WORDS[way]}, `{network}`, "
-                       f"{MERGE_WORDS[merge]}: {when}")
-                for way in WAY_WORDS
+                       f"seconds with {words} over equal shares; {when}; `{network}`, "
+                       f"{MERGE_WORDS[merge]}")
+                for way, words in WAY_WORDS.items()
             ),
             Figure(f"published_over_ours_{counted}_{merge}_{network}", "ratio", "interval",
-                   "seconds as published over ours, the same"),
+                   f"seconds with published shares over ours; {when}; `{network}`, "
+                   f"{MERGE_WORDS[merge]}"),
         )
     ),
     needs_data="always",
 )  # fmt: skip
 
 Seconds = Mapping[str, Sequence[float]]
-"""By arm, of each epoch."""
+"""Seconds of each epoch, by arm."""
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """All starts, the networks in turn, so that what is there covers both."""
+    """Time all starts, the networks in turn, so that an early end leaves starts of both."""
     data = images_for(arguments, folder, IMAGES)
     known = {network: opened(data, network, SIDE) for network in NETWORKS}
     starts: dict[str, list[Seconds]] = {network: [] for network in NETWORKS}
@@ -144,10 +151,10 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def images_for(arguments: Arguments, folder: Path, images: int) -> str:
-    """The key ``data`` of a job: so many images; and the folder that starts are kept in is there.
+    """Copy ``images`` images, make the folder for kept starts, and return a job's key `data`.
 
     Raises:
-        SystemExit: There are no two cores to put workers on.
+        SystemExit: This process may not use cores 0 and 1.
     """
     if not {0, 1} <= os.sched_getaffinity(0):
         raise SystemExit("workers are put on cores 0 and 1, which this process may not both have")
@@ -160,7 +167,7 @@ def images_for(arguments: Arguments, folder: Path, images: int) -> str:
 
 
 def found_of(starts: Mapping[str, Sequence[Seconds]]) -> dict[str, list[float]]:
-    """What the starts of each network say."""
+    """All figures, by name, from the starts of each network."""
     found: dict[str, list[float]] = {}
     for network, some in starts.items():
         for merge in MERGES:
@@ -195,7 +202,7 @@ def summed(known: Opened, way: str, seed: int) -> Plan:
 
 
 def averaged(known: Opened, way: str, seed: int) -> Plan:
-    """Two workers that train an epoch's worth between them, and then wait for each other."""
+    """Two workers that train for an epoch, average their models and wait for each other."""
     job = job_of(
         known,
         seed,
@@ -210,7 +217,7 @@ def averaged(known: Opened, way: str, seed: int) -> Plan:
 
 
 def job_of(known: Opened, seed: int, batches: Sequence[int], **keys: Any) -> Job:
-    """Workers with these local batches to begin with, at a constant rate, without an end."""
+    """An endless job of workers with these initial local batches, at a constant rate."""
     # They sleep while the other arms have their turn, hence the timeout.
     return job_from(
         f"network={known.network.name} workers={len(batches)} device=cpu precision=float32 "
@@ -233,14 +240,14 @@ def seconds_of(
     cores: Sequence[int],
     through: Callable[[Mapping[str, Arm]], Seconds],
 ) -> Seconds:
-    """All arms of a start from new processes on, through all epochs.
+    """Seconds of a start: all arms in new processes, through all epochs.
 
     Args:
-        file: Has them if these very plans made them; else takes them, once they are through.
-        plans: By arm.
-        folder: Takes run folders.
-        cores: Of the workers.
-        through: Gives the seconds of the arms, by their names.
+        file: Keeps the seconds, which are reused if the same plans made them.
+        plans: The plan of each arm, by its name.
+        folder: Folder for run folders.
+        cores: The core of each worker, in rank order.
+        through: f(arms by name) -> seconds of each epoch, by arm.
     """
     if (kept := _kept(file, plans)) is not None:
         return kept
@@ -261,12 +268,12 @@ def seconds_of(
 
 
 def _under_loads(arms: Mapping[str, Arm]) -> Seconds:
-    """An epoch of each arm under each load."""
+    """Seconds of an epoch of each arm under each load."""
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     wait = 0.0
     for number, load in enumerate(LOADS):
         turns = {arm: partial(_turn, one, load, wait) for arm, one in arms.items()}
-        # One round at a time, so that the order is turned round here.
+        # `take_turns` has one round at a time, so the order is reversed here.
         names = list(turns) if number % 2 == 0 else list(reversed(turns))
         told = take_turns({arm: turns[arm] for arm in names}, 1, form="{:.2f} s".format)
         for arm, (one,) in told.items():
@@ -276,7 +283,7 @@ def _under_loads(arms: Mapping[str, Arm]) -> Seconds:
 
 
 def _turn(arm: Arm, load: Load, wait: float) -> float:
-    """Seconds of an arm's epoch under a load, which may come or go after ``wait`` seconds."""
+    """Seconds of an arm's epoch under a load, which may start or end after ``wait`` seconds."""
     with _burning(load) as burner:
         arm.begin(lead_in=0, steps=1)
         if load.comes or load.goes:
@@ -300,7 +307,7 @@ def _burning(load: Load) -> Iterator[Burner]:
 
 
 def _kept(file: Path, plans: Mapping[str, Plan]) -> Seconds | None:
-    """A start that these very plans made, if it is there."""
+    """The kept seconds of a start, if the same plans made them."""
     if not file.exists():
         return None
     values = json.loads(file.read_text(encoding="utf-8"))

@@ -1,24 +1,28 @@
-"""Simulated trainings against real ones, against closed forms, and how large a cluster may be.
+"""Simulated trainings against real ones and against closed forms, and how large a cluster may be.
 
 Real trainings (`simulated_epoch_error`). `resnet8` on scikit-learn's digits at 32 px, global batch
-128, workers of one machine. 1, 2 and 4 workers are each probed (5 s), planned and trained for 8
-epochs by `batchwright train`; the simulation has the plan and the profile, nothing of the training.
-Uneven: the last worker takes twice as long for all it computes, by sleeping, which neither plan nor
-probe know and the simulation is told (`speeds=`): 2 workers under `plain` and `dynamic-batch`, 4
-under `plain`. Compared are seconds of an epoch: the median of the epochs after the first, simulated
-the mean. Kills: 2 workers, of which one kills itself twice, after drawn stretches of training;
-compared are seconds of the whole training, start-up left out. The simulation is told as many
-failures in the mean, and what a restart takes as another run with one kill showed. Errors are
-|simulated - measured| / measured, median; spread: quartiles.
+128, workers of one machine. With 1, 2 and 4 workers a job is probed (5 s), planned and trained for
+8 epochs by `batchwright train`. The simulation has the plan and the profile, and nothing of the
+training. Compared are seconds of an epoch: measured, the median of the epochs after the first;
+simulated, the mean. Besides these even workers there are
 
-Closed forms (`closed_form_error`, the largest): a ring's all-reduce, the mean of the largest of 64
-exponential and of 64 normal step times, the time that work takes with failures at Daly's interval,
-and the wait in a queue of constant service (Pollaczek-Khinchine), each over random numbers of which
-the error is mostly made.
+    uneven   the last worker takes twice as long for all that it computes, by sleeping; plan and
+             probe do not know it, the simulation does (`speeds=`): 2 workers under `plain` and
+             `dynamic-batch`, 4 under `plain`
+    kills    2 workers, one of which kills itself twice, after random stretches of training;
+             compared are seconds of the whole training without its start. The simulation knows the
+             mean number of failures, and the cost of a restart from another run with one kill
 
-Size. `dynamic-batch` with shares made every 25 steps, stragglers, failures, one repeat of an epoch
-of 1,000 steps: seconds and peak memory of a process on one core that simulates nothing else; and
-seconds for 10,000 workers over those for 1,000, which are ten times where cost is linear.
+An error is |simulated - measured| / measured; median, with quartiles as spread.
+
+Closed forms (`closed_form_error`, the largest error): a ring's all-reduce, the mean of the largest
+of 64 exponential and of 64 normal step times, the time that work takes with failures and
+checkpoints at Daly's interval, and the wait in a queue of constant service times
+(Pollaczek-Khinchine). Most of each error is the chance in the random numbers that are averaged.
+
+Size. `dynamic-batch` with shares computed anew every 25 steps, stragglers and failures, one repeat
+of an epoch of 1,000 steps: seconds and peak memory of a process that simulates nothing else, on one
+core; and seconds for 10,000 workers over those for 1,000, which are 10 where cost is linear.
 """
 
 from __future__ import annotations
@@ -56,34 +60,37 @@ from benchmarks.harness.plans import fixed_plan, made_up_data
 SIDE, BATCH, EPOCHS, BUDGET = 32, 128, 8, 5.0
 WORKERS, FACTOR, KILLS = (1, 2, 4), 2.0, 2
 CHECKPOINT_SECONDS = 2.0
-ORDERS = "BATCHWRIGHT_BENCHMARK_ORDERS"  # names the file that tells workers what to do
+ORDERS = "BATCHWRIGHT_BENCHMARK_ORDERS"  # environment variable: file of `orders`
 REPEATS, MANY_REPEATS = 16, 200
 SIZES, SIZE_REPEATS = (1_000, 10_000), {False: 1, True: 3}
 
 BENCHMARK = Benchmark(
     "simulate",
-    "Clusters that nobody here has",
-    "`resnet8` on digits at 32 px, global batch 128, 1, 2 and 4 real workers of one machine, even "
-    "and uneven, with and without kills; closed forms; 10,000 simulated workers",
+    "Simulated clusters",
+    "Simulated trainings of `resnet8` on digits at 32 px, global batch 128, against real ones with "
+    "1, 2 and 4 workers of one machine, even and uneven, with and without kills; simulations "
+    "against closed forms; simulations of 10,000 workers",
     (
-        Figure("simulated_epoch_error", "share", "median", "simulated against measured seconds of "
-               "an epoch, median error", at_most=0.07),
-        Figure("simulated_epoch_worst_error", "share", "largest", "the largest of these errors"),
-        Figure("closed_form_error", "share", "largest", "simulated against closed forms (ring, "
-               "largest of exponential and normal times, Daly, a queue), largest error",
-               at_most=0.01),
-        Figure("seconds_for_10000_workers_epoch", "s", "median", "simulating 1,000 steps of 10,000 "
-               "workers with shares, stragglers and failures, on one core", at_most=60.0),
-        Figure("gib_for_10000_workers", "GiB", "worst", "memory of the process that does",
-               at_most=2.0),
-        Figure("seconds_10000_over_1000_workers", "ratio", "median", "its time over that of 1,000 "
-               "workers (linear: 10)", at_most=12.0),
+        Figure("simulated_epoch_error", "share", "median", "error of the simulated seconds of an "
+               "epoch against measured ones, median", at_most=0.07),
+        Figure("simulated_epoch_worst_error", "share", "largest", "error of the simulated seconds "
+               "of an epoch against measured ones, largest"),
+        Figure("closed_form_error", "share", "largest", "error of simulations against closed forms "
+               "(ring all-reduce, largest of exponential and of normal times, Daly's checkpoint "
+               "interval, a queue), largest", at_most=0.01),
+        Figure("seconds_for_10000_workers_epoch", "s", "median", "seconds to simulate 1,000 steps "
+               "of 10,000 workers with shares, stragglers and failures, on one core",
+               at_most=60.0),
+        Figure("gib_for_10000_workers", "GiB", "worst", "peak memory of the process that simulates "
+               "10,000 workers", at_most=2.0),
+        Figure("seconds_10000_over_1000_workers", "ratio", "median", "seconds to simulate 10,000 "
+               "workers over those for 1,000 (linear: 10)", at_most=12.0),
     ),
 )  # fmt: skip
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Part by part."""
+    """Measure part by part."""
     found: dict[str, Sequence[float] | Value] = {}
     measurements: dict[str, Any] = {}
     for part in (closed_forms, sizes, trainings):
@@ -97,7 +104,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def ordered(num_classes: int) -> nn.Module:
-    """`resnet8` in a worker that is slow, or that kills itself, as a file says; else as it is."""
+    """`resnet8`; in the last worker it is slow or kills the process if the orders' file says so."""
     network = build_network("resnet8", classes=num_classes, side=SIDE)
     place = Path(os.environ.get(ORDERS, ""))
     if place.is_file() and "RANK" in os.environ:
@@ -109,7 +116,7 @@ def ordered(num_classes: int) -> nn.Module:
 
 
 class _Obeys:
-    """Before each forward pass: sleep for what was computed since the last, or end."""
+    """A hook before each forward pass: sleep in proportion to computing time, or kill itself."""
 
     def __init__(self, place: Path, factor: float, kills: Sequence[float]) -> None:
         attempt = len(list(place.parent.glob(f"{place.name}.*")))
@@ -129,7 +136,7 @@ class _Obeys:
 
 @dataclass(frozen=True)
 class Case:
-    """A training that was simulated and done."""
+    """A training, simulated and measured."""
 
     name: str
     simulated: float  # seconds
@@ -137,13 +144,17 @@ class Case:
 
     @property
     def error(self) -> float:
-        """As a share of what was measured."""
+        """Error of the simulation, relative to the measurement."""
         return abs(self.simulated - self.measured) / self.measured
 
 
 @contextmanager
 def orders(place: Path, factor: float = 1.0, kills: Sequence[float] = ()) -> Iterator[None]:
-    """Inside, workers that begin do so."""
+    """In this context, the last worker of each training that starts is slow, or kills itself.
+
+    ``factor``: time of its computing over the usual one; ``kills``: for each attempt, seconds of
+    training after which it kills itself.
+    """
     place.write_text(json.dumps({"factor": factor, "kills": list(kills)}))
     os.environ[ORDERS] = str(place)
     try:
@@ -153,7 +164,7 @@ def orders(place: Path, factor: float = 1.0, kills: Sequence[float] = ()) -> Ite
 
 
 def trainings(_: Arguments, folder: Path) -> Found:
-    """Even, uneven, and with kills."""
+    """Simulate and train with even workers, uneven ones, and kills."""
     cases: list[Case] = []
     known: dict[int, tuple[Profile, Plan]] = {}
     for workers in WORKERS:
@@ -188,7 +199,7 @@ def trainings(_: Arguments, folder: Path) -> Found:
 
 
 def compared(name: str, plan: Plan, profile: Profile, run: RunSummary, **keys: Any) -> Case:
-    """Seconds of an epoch."""
+    """Simulate a training that has run: seconds of an epoch of both."""
     (found,) = bw.simulate(plan, profile=profile, repeats=REPEATS, **keys).clusters
     simulated = found.seconds.value * (1 - found.shares.evaluation) / plan.epochs
     case = Case(name, simulated, run.measured_epoch_seconds or 0.0)
@@ -201,7 +212,7 @@ def _train(plan: Plan, folder: Path) -> RunSummary:
 
 
 def _with_kills(folder: Path, profile: Profile, plan: Plan) -> Case:
-    """Two kills; a run without any tells what starting takes, one with one what a restart takes."""
+    """A training with two kills; runs with none and one measure start and restart."""
     keys = {"checkpoint_seconds": CHECKPOINT_SECONDS, "restarts": KILLS + 1}
     plan = plan.model_copy(update={"job": plan.job.model_copy(update=keys)})
     say("2 workers: without kills, with one, and with two")
@@ -217,7 +228,7 @@ def _with_kills(folder: Path, profile: Profile, plan: Plan) -> Case:
             work = sum(one.training_seconds + one.evaluation_seconds for one in run.epochs)
             starting = walls[0] - work
     restart = max(walls[1] - walls[0] - CHECKPOINT_SECONDS / 2, 0.1)
-    # Failures strike restarts, too; none of ours does, so restarts are counted afterwards.
+    # Simulated failures hit restarts, too, ours do not: the time of restarts is added afterwards.
     hours = 2 * work / KILLS / 3600
     hazards: dict[str, Any] = {"mtbf_hours": hours, "checkpoint_seconds": CHECKPOINT_SECONDS}
     hazards["restart_seconds"] = 0.0
@@ -232,7 +243,7 @@ def _with_kills(folder: Path, profile: Profile, plan: Plan) -> Case:
 
 
 def closed_forms(_: Arguments, __: Path) -> Found:
-    """How far simulations are from what can be written down."""
+    """Errors of simulations against closed forms."""
     found = {
         "ring": _ring(),
         "exponential": _largest("exponential"),
@@ -246,7 +257,7 @@ def closed_forms(_: Arguments, __: Path) -> Found:
 
 
 def _plan() -> Plan:
-    """A plan for which step times are stated."""
+    """A plan with stated step times."""
     facts = made_up_data("made up", 100_000, 10, SIDE)
     network = NetworkFacts(name="made up", parameters=10**6, trained_bytes=10**7, batch_norm=False)
     job = bw.Job(
@@ -344,7 +355,7 @@ assert "torch" not in sys.modules
 
 
 def sizes(arguments: Arguments, folder: Path) -> Found:
-    """A thousand workers and ten thousand, each in a process of its own on one core."""
+    """Simulate 1,000 and 10,000 workers, each in a process of its own on one core."""
     place = folder / "large.json"
     _plan().save(place)
     seconds: dict[int, list[float]] = {}

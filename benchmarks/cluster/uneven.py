@@ -1,48 +1,50 @@
 """Uneven workers: what following their speeds gains, what it costs, and whether it survives kills.
 
 All speeds are of `resnet8` on CIFAR-100 in memory, 32 px, random crop and flip, global batch 128,
-SGD with Nesterov momentum 0.9, weight decay 5e-4, constant rate 0.1, float32, seed 0; each worker
-is one process with one thread, pinned to a core. Shares are made again every 25 steps (the
-default). Arms are alive together and take turns, the order reversed from round to round. Our loop's
-arms do one epoch in a turn, of as many images as the turn has steps.
+SGD with Nesterov momentum 0.9, weight decay 5e-4, constant rate 0.1, float32, seed 0. Each worker
+is one process with one thread, pinned to a core. Shares (each worker's part of the global batch)
+are computed anew every 25 steps, the default. The processes of all arms are alive together and take
+turns; the order is reversed from round to round. Our loop does one epoch in a turn, of as many
+images as the turn has steps.
 
-Even workers (`one_worker_`, `two_workers_`, `even_dynamic_`). 5 steps that are not timed and 25
-that are, in each turn; 4 rounds with one worker and 6 with two with --quick, 12 and 12 with --full.
-Ratios within a round, median and quartiles. The loop by hand keeps batch normalization's statistics
-to each worker under DistributedDataParallel, too.
+Even workers (`one_worker_`, `two_workers_`, `even_dynamic_`). A turn has 5 steps that are not timed
+and 25 that are; with --quick 4 rounds with one worker and 6 with two, with --full 12 and 12. Ratios
+are taken within a round: median and quartiles. Under DistributedDataParallel, too, each worker of
+the loop by hand has its own statistics of batch normalization.
 
-One of two workers at half speed (`_over_equal_shares`, `slowest_over_fastest`): a burner process
-takes its share of the second worker's core, from the first step on. 4 epochs of 50 steps with
---quick, of 60 with --full; one start with --quick, two with --full. Ratios of epoch seconds in the
-third and the fourth epoch, median and quartiles; the limit is 2/3. Fixed shares are 85 and 43: what
-can be reached here. `each_epoch` has shares made again at the end of each epoch only, otherwise as
-usual; `benchmarks.cluster.shares` has the published ones. Slowest over fastest: `dynamic-batch`,
-third epoch, input and compute seconds of the slower worker over the other's, by the run's own
-records.
+One of two workers at half speed (`_over_equal_shares`, `slowest_over_fastest`): a burner process,
+which never waits, takes its part of the second worker's core, from the first step on. 4 epochs of
+50 steps and one start with --quick, of 60 steps and two starts with --full. Ratios are of epoch
+seconds in the third and the fourth epoch: median and quartiles; the limit is 2/3. Fixed shares of
+85 and 43 show what can be reached here. In `each_epoch`, shares are computed anew at the end of
+each epoch only, and otherwise as usual; `benchmarks.cluster.shares` has the published rule. Slowest
+over fastest: input and compute seconds of the slower worker over the other's with `dynamic-batch`
+in the third epoch, by the run's own records.
 
 A load that starts and ends while `dynamic-batch` trains (`recovery_intervals`): 325 steps; the
-burner starts between the 50th and the 75th and ends some 125 to 150 steps later; 1 round with
---quick, 4 with --full. An interval is the 25 steps between two times at which shares are made.
-Counted from the first that lies wholly after the load started or ended, which is number 0: the
-number of the first whose median step is within 10 % of the ideal; if none is, how many there were.
-The largest; spread from the median to it. Ideal: the median step of fixed shares of 85 and 43 under
-the load, and of 64 and 64 without, in the same round.
+burner starts between steps 50 and 75 and ends some 125 to 150 steps later; 1 round with --quick, 4
+with --full. An interval is the 25 steps between two computations of shares. Intervals are counted
+from the first one that lies wholly after the load started or ended, which is number 0. The figure
+is the number of the first interval whose median step is within 10 % of the ideal one, or how many
+intervals there were if none is; the largest, with a spread from the median to it. Ideal is the
+median step with fixed shares of 85 and 43 under the load, and of 64 and 64 without it, in the same
+round.
 
-Four workers on the two cores: each computes 4 times as long as it would, and the last 8 times, by
-sleeping after each backward pass; so the cores have room for all. 4 epochs of 30 steps, one start;
-ratios of the third and the fourth epoch; the limit is 4/7, 0.571.
+Four workers on the two cores: each computes 4 times as long as it otherwise would, and the last one
+8 times, by sleeping after each backward pass, so the cores have room for all. 4 epochs of 30 steps,
+one start; ratios of the third and the fourth epoch; the limit is 4/7, 0.571.
 
-Kills. The job of `cluster.kills` under torchrun; one worker at a time is killed with SIGKILL, at a
-moment drawn evenly from the 8 seconds after the workers' start, starting up included. 20 kills with
---full, five in each run; 3 with --quick (names end with `_check`). Samples lost or repeated are
-counted by the end of the worst epoch of the worst run; a kill's seconds are those of a run less
-those of one without kills, by its kills, mean.
+Kills. The job of `cluster.kills` under torchrun. One worker at a time is killed with SIGKILL, at a
+moment drawn evenly from the 8 seconds after the workers' start, which include starting up. 20 kills
+with --full, five in each run; 3 with --quick (names end with `_check`). Samples lost or repeated
+are counted by the end of the worst epoch of the worst run. The seconds of a kill are those of a run
+minus those of a run without kills, divided by the number of kills; mean.
 
 Accuracy. The whole of CIFAR-100, 2 epochs, the rate falling to 0 along half a cosine, with batch
 normalization over each worker's own samples: `dynamic-batch` with the burner beside its second
-worker, and equal shares without, from the same weights and in the same order, seeds 0 to 4;
-held-out accuracy (10,000 images), mean difference and its 95 % interval; no worse means that its
-lower end is above -1.0 point.
+worker against equal shares without it, from the same weights and in the same order, seeds 0 to 4.
+The figure is the mean difference of held-out accuracy (10,000 images) with its 95 % interval. The
+goal, no worse, is met if the lower end is above -1.0 point.
 
 Without the CIFAR-100 folder, or with one core only, the figures that need them are left out.
 """
@@ -83,7 +85,7 @@ ONE_WORKER_ROUNDS, TWO_WORKERS_ROUNDS = {False: 4, True: 12}, {False: 6, True: 1
 UNEVEN_EPOCHS, FIRST_COUNTED = 4, 2  # zero-based: the third epoch
 UNEVEN_STEPS, UNEVEN_STARTS = {False: 50, True: 60}, {False: 1, True: 2}
 LOAD_STEPS, LOAD_ROUNDS = 325, {False: 1, True: 4}
-LOAD_BEGINS, LOAD_LASTS = (2, 3), (5, 6)  # intervals, drawn from between
+LOAD_BEGINS, LOAD_LASTS = (2, 3), (5, 6)  # intervals of 25 steps: ranges to draw from
 IDEAL_STEPS, WITHIN = 25, 1.10
 FOUR_CORES, FOUR_FACTORS = (0, 1, 0, 1), (4.0, 4.0, 4.0, 8.0)
 FOUR_SHARES, FOUR_STEPS = (32, 32, 32, 32), 30
@@ -94,37 +96,41 @@ BENCHMARK = Benchmark(
     "uneven",
     "Uneven workers, and kills",
     "CIFAR-100, `resnet8`, global batch 128, each worker with one thread on a core of its own; a "
-    "burner process takes half of one core",
+    "burner process that never waits takes half of one core and makes its worker slow",
     (
-        Figure("dynamic_over_equal_shares", "ratio", "median", "epoch time of `dynamic-batch` over "
-               "equal shares, one of two workers at half speed, third epoch (limit: 0.67)",
-               at_most=0.70),
-        Figure("each_epoch_over_equal_shares", "ratio", "median", "the same with shares made again "
-               "at the end of an epoch only, which is as often as published", full=True),
-        Figure("fixed_over_equal_shares", "ratio", "median",
-               "the same with fixed shares of 85 and 43: what can be reached"),
-        Figure("slowest_over_fastest", "ratio", "median", "compute time of the slower worker over "
-               "the other's, `dynamic-batch`", at_most=1.08),
-        Figure("recovery_intervals", "intervals", "largest", "rebalancing intervals until the step "
-               "time is within 10 % of ideal, after a load starts or ends, the largest",
+        Figure("dynamic_over_equal_shares", "ratio", "median", "time of the third and fourth epoch "
+               "of `dynamic-batch` over that of equal shares, one of two workers at half speed "
+               "(limit: 0.67)", at_most=0.70),
+        Figure("each_epoch_over_equal_shares", "ratio", "median", "time of the third and fourth "
+               "epoch over that of equal shares, one of two workers at half speed: "
+               "`dynamic-batch` that changes shares at the end of an epoch only, as often as "
+               "published", full=True),
+        Figure("fixed_over_equal_shares", "ratio", "median", "time of the third and fourth epoch "
+               "over that of equal shares, one of two workers at half speed: fixed shares of 85 "
+               "and 43, which shows what can be reached"),
+        Figure("slowest_over_fastest", "ratio", "median", "input and compute time of the slower "
+               "worker over the other's, `dynamic-batch`", at_most=1.08),
+        Figure("recovery_intervals", "intervals", "largest", "intervals of 25 steps after a load "
+               "starts or ends until the step time is within 10 % of the ideal, largest",
                at_most=1.0),
-        Figure("four_workers_dynamic_over_equal_shares", "ratio", "median", "epoch time over equal "
-               "shares, one of four workers at half speed by an injected slowdown (limit: 0.57)",
-               full=True),
+        Figure("four_workers_dynamic_over_equal_shares", "ratio", "median", "time of the third and "
+               "fourth epoch of `dynamic-batch` over that of equal shares, one of four workers at "
+               "half speed by sleeping (limit: 0.57)", full=True),
         Figure("even_dynamic_over_ddp_seconds", "ratio", "median", "even workers: time of "
                "`dynamic-batch` over a DistributedDataParallel loop written by hand", at_most=1.02),
-        Figure("one_worker_over_bare_images", "ratio", "median", "one worker: our loop over a "
-               "plain loop written by hand, images/s", at_least=0.98),
-        Figure("two_workers_over_ddp_images", "ratio", "median", "two workers: our loop over the "
-               "DistributedDataParallel loop, images/s", at_least=0.97),
+        Figure("one_worker_over_bare_images", "ratio", "median", "one worker: images/s, our loop "
+               "over a plain loop written by hand", at_least=0.98),
+        Figure("two_workers_over_ddp_images", "ratio", "median", "two even workers: images/s, "
+               "our loop over a DistributedDataParallel loop written by hand", at_least=0.97),
         Figure("kills_recovered", "kills", "largest", "kills of a worker at random moments after "
                "which the run went on", at_least=20.0, full=True),
-        Figure("samples_lost_or_repeated", "samples", "worst",
-               "samples lost or repeated in these runs", at_most=0.0, full=True),
-        Figure("seconds_lost_per_kill", "s", "mean", "time that a kill costs", full=True),
+        Figure("samples_lost_or_repeated", "samples", "worst", "samples lost or repeated by the "
+               "end of an epoch in runs with kills of workers, largest", at_most=0.0, full=True),
+        Figure("seconds_lost_per_kill", "s", "mean", "time that the kill of a worker costs",
+               full=True),
         Figure("accuracy_dynamic_less_equal", "points", "interval", "accuracy of `dynamic-batch` "
-               "under a load less that of equal shares, batch normalization, paired seeds",
-               above=-1.0, full=True),
+               "under a load minus that of equal shares without load, batch normalization, paired "
+               "seeds", above=-1.0, full=True),
         *(
             Figure(f"{arm}_images_per_second", "images/s", "median")
             for arm in ("one_worker", "bare", "plain", "dynamic", "ddp")
@@ -135,7 +141,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Part by part, what can and is to be measured."""
+    """Measure part by part: all that the data folder, the cores and --full allow."""
     parts = [kills]
     if arguments.data is None or not {0, 1} <= os.sched_getaffinity(0):
         say("all but the kills needs the CIFAR-100 folder, and cores 0 and 1")
@@ -156,7 +162,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def even(arguments: Arguments, folder: Path) -> Found:
-    """Workers of the same speed beside loops written by hand."""
+    """Time even workers beside loops written by hand."""
     ours = partial(session, arguments.data, steps=LEAD_IN_STEPS + TIMED_STEPS)
     one = {
         "one_worker": ours(folder / "one_worker", "plain", (BATCH,)),
@@ -182,7 +188,7 @@ def even(arguments: Arguments, folder: Path) -> Found:
 
 
 def uneven(arguments: Arguments, folder: Path) -> Found:
-    """A burner beside the second worker."""
+    """Time epochs with a burner beside the second of two workers."""
     steps = UNEVEN_STEPS[arguments.full]
     ours = partial(session, arguments.data, steps=steps)
     starts: list[dict[str, Any]] = []
@@ -211,14 +217,14 @@ def uneven(arguments: Arguments, folder: Path) -> Found:
 
 
 def epoch_seconds(arms: Mapping[str, Arm], steps: int) -> dict[str, list[float]]:
-    """By arm, seconds of each epoch."""
+    """Seconds of each epoch, by arm."""
     turns = {name: partial(arm.turn, lead_in=0, steps=steps) for name, arm in arms.items()}
     rates = take_turns(turns, UNEVEN_EPOCHS)
     return {name: [steps * BATCH / rate for rate in some] for name, some in rates.items()}
 
 
 def over_equal(arm: str, starts: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Epoch seconds of an arm over those with equal shares, in the epochs that count."""
+    """Epoch seconds of an arm over those with equal shares, for each epoch that counts."""
     return ratios(
         *(
             [seconds for one in starts for seconds in one["seconds"][name][FIRST_COUNTED:]]
@@ -228,10 +234,10 @@ def over_equal(arm: str, starts: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def slowest_over_fastest(lines: Sequence[RunLine], epoch: int) -> float:
-    """Input and compute seconds of the slowest worker over the fastest's in an epoch of a run.
+    """Input and compute seconds of the slowest worker over those of the fastest, in one epoch.
 
     Raises:
-        ValueError: No line is about that epoch (zero-based).
+        ValueError: No line is about that epoch, which is zero-based.
     """
     for line in lines:
         if isinstance(line, EpochLine) and line.record.epoch == epoch:
@@ -241,12 +247,12 @@ def slowest_over_fastest(lines: Sequence[RunLine], epoch: int) -> float:
 
 
 def records(run: Path) -> list[EpochLine | SharesLine]:
-    """A run's lines about epochs and shares."""
+    """The lines of a run about epochs and shares."""
     return [line for line in lines_of(run) if isinstance(line, EpochLine | SharesLine)]
 
 
 def kept(lines: Iterable[RunLine]) -> list[dict[str, Any]]:
-    """Lines as they are kept beside the figures."""
+    """Lines of a run as JSON values, for a report's measurements."""
     return [line.model_dump(mode="json", exclude_defaults=True) for line in lines]
 
 
@@ -254,7 +260,7 @@ def kept(lines: Iterable[RunLine]) -> list[dict[str, Any]]:
 
 
 def load(arguments: Arguments, folder: Path) -> Found:
-    """A burner that comes and goes."""
+    """Count recovery intervals where a burner starts and ends during training."""
     ours = partial(session, arguments.data)
     starters = {
         "dynamic": ours(folder / "dynamic", "dynamic-batch", EQUAL, steps=LOAD_STEPS),
@@ -274,7 +280,7 @@ def load(arguments: Arguments, folder: Path) -> Found:
 
 
 def load_round(arms: Mapping[str, Arm], moments: random.Random) -> dict[str, Any]:
-    """One load, and what a step takes without it and with fixed shares beside it."""
+    """One load: ideal steps with and without it, and the steps of `dynamic-batch` meanwhile."""
     ideal = _median_step(arms["equal"])
     with Burner(1):
         ideal_loaded = _median_step(arms["fixed"])
@@ -309,17 +315,17 @@ def _step_seconds(turn: Turn) -> list[float]:
 
 
 def recovery_intervals(turn: Turn, change: float, until: float, ideal: float) -> int | None:
-    """Whole intervals after a change and before the first with a median step near the ideal.
+    """Number of whole intervals after a change before the first one near the ideal step.
 
     Args:
-        turn: Begins where shares are made.
+        turn: The steps' times; it begins where shares are computed.
         change: When the load started or ended; the first interval that begins later is number 0.
-        until: Intervals that end later do not count: something else changed.
-        ideal: Seconds of a step; up to 10 % more are near it.
+        until: Time of the next change; intervals that end later do not count.
+        ideal: Ideal seconds of a step; an interval is near it up to 10 % more, in the median.
 
     Returns:
-        The number of that interval; if there is none, how many there were; ``None`` where not one
-        interval lies between the changes.
+        The number of the interval; if none is near the ideal, how many there were; ``None`` if no
+        whole interval lies between the changes.
     """
     starts, seconds = (turn.started, *turn.step_ends), _step_seconds(turn)
     whole = [
@@ -337,7 +343,7 @@ def recovery_intervals(turn: Turn, change: float, until: float, ideal: float) ->
 
 
 def four(arguments: Arguments, folder: Path) -> Found:
-    """More workers than cores, slowed down by sleeping."""
+    """Time epochs of four workers on two cores, slowed down by sleeping."""
     starters = {
         name: session(
             arguments.data,
@@ -361,7 +367,7 @@ def four(arguments: Arguments, folder: Path) -> Found:
 
 
 def kills(arguments: Arguments, folder: Path) -> Found:
-    """The job that counts its samples, undisturbed and killed."""
+    """Run the job that counts its samples, without kills and with them."""
     moments = random.Random(0)
     say("kills: a run without any")
     undisturbed = run_and_kill(folder / "undisturbed", 0, moments)
@@ -378,7 +384,7 @@ def kills(arguments: Arguments, folder: Path) -> Found:
 def kills_found(
     undisturbed: KilledRun, runs: Sequence[KilledRun], wanted: int, suffix: str = ""
 ) -> dict[str, Sequence[float] | Value]:
-    """What the runs with kills say; samples and seconds only where all of them have ended well."""
+    """The figures of kills, by name; samples and seconds only if every run came to its end."""
     recovered = BENCHMARK["kills_recovered"].of(
         [float(sum(run.recovered for run in runs))],
         goal=float(wanted),
@@ -408,7 +414,7 @@ def _count(runs: Sequence[KilledRun]) -> int:
 
 
 def accuracy(arguments: Arguments, folder: Path) -> Found:
-    """Uneven workers that follow their speeds, and even ones that do not."""
+    """Accuracy of uneven workers with `dynamic-batch`, and of even ones with equal shares."""
     found: dict[str, list[float]] = {"dynamic": [], "equal": []}
     seconds: dict[str, list[float]] = {"dynamic": [], "equal": []}
     shares = []
@@ -450,9 +456,10 @@ def session(
     rebalance_steps: int = REBALANCE_STEPS,
     **keys: Any,
 ) -> Callable[[], Arm]:
-    """What starts our loop with an epoch of ``steps`` steps, worker r on core r or ``cores[r]``.
+    """A function that starts our loop with epochs of ``steps`` steps.
 
-    ``keys`` are of the job.
+    Worker r is on core r, or on ``cores[r]``, and computes ``factors[r]`` times as long. ``keys``
+    are keys of the job.
     """
     run.parent.mkdir(parents=True, exist_ok=True)
     plan = uneven_plan(

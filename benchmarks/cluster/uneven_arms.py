@@ -19,7 +19,7 @@ from benchmarks.harness.plans import CPU, ENDLESS
 from benchmarks.harness.turns import Turns
 from benchmarks.speed.main_job_arms import cifar_plan, train_session
 
-PAUSE_SECONDS = 7200.0  # that a worker may wait for another while the other arms have their turns
+PAUSE_SECONDS = 7200.0  # timeout of an exchange: workers pause while other arms have their turns
 
 
 def uneven_plan(
@@ -33,10 +33,10 @@ def uneven_plan(
     decay: str = "none",
     **keys: Any,
 ) -> Plan:
-    """A plan that nothing was measured for, in float32.
+    """A plan for uneven workers that is made without measurements, in float32.
 
-    ``shares`` are the local batches in rank order, with ``dynamic-batch`` where they start; of
-    fewer ``samples`` the first images are trained on; ``keys`` of the job are changed.
+    ``shares`` are the local batches in rank order; with ``dynamic-batch`` they are the first ones.
+    With ``samples``, only that many first images are trained on; ``keys`` change the job.
     """
     plan = cifar_plan(data, epochs=epochs, precision="float32", seed=seed, decay=decay)
     changed = {
@@ -62,7 +62,7 @@ def uneven_plan(
 def session(
     turns: Turns, plan: Plan, run_folder: Path, factors: Sequence[float] | None = None
 ) -> None:
-    """Our loop as ``plan`` says; worker r computes ``factors[r]`` times as long, if given."""
+    """Our loop by the plan; worker r computes ``factors[r]`` times as long, if given."""
     slow = partial(Slowdown, factor=factors[_rank()]) if factors else None
     train_session(turns, plan, run_folder, slow)
 

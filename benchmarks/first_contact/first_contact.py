@@ -1,28 +1,32 @@
-"""What somebody meets who brings data and a network of their own.
+"""First contact: data and a network of one's own, the first command, and busy machines.
 
 Own data (`own_data_`): predicted against measured seconds of an epoch. A network with LayerNorm is
-trained by a loop of the user's own on a session, under torchrun, as `docs/loop.md` tells it: the
-data set is probed, the plan follows, with a global batch of 64, and the loop trains 4 epochs with
---quick, 11 with --full, of which the first does not count. Each case is measured with one worker
-and with two: 2,000 JPEG files of about 160 px, decoded and resized to 64 px by a
-`torch.utils.data.Dataset`, with the default of two loader processes, and with --full with one and
-with none; and small images in memory, with the default, and with --full with none. The error is
-|predicted - measured| / measured; without loading, that of what a plan would say whose steps had
-their images at hand, over the cases that load files: what is won. The noise ratio is over the cases
-with two workers, whose training measures it: the one that is furthest from 1 is to be within a
-factor of 3 of it, up or down; its spread is the range.
+trained by a user's own loop on a session, under torchrun, as `docs/loop.md` describes it: the data
+set is probed and planned for a global batch of 64, and the loop trains 4 epochs with --quick, 11
+with --full, of which the first does not count. Each case is measured with one worker and with two:
 
-The number format (`precision_`): five networks on both forms of data, each chosen in the time that
-a probe has for it and then timed in turns at the planned batch.
+    pictures   2,000 JPEG files of about 160 px, decoded and resized to 64 px by a
+               `torch.utils.data.Dataset`, with the default of two loader processes; with --full
+               also with one and with none
+    tensors    small images in memory, with the default; with --full also with no loader process
 
-The first command, `batchwright run` on digits, from the shell: median.
+The files are every so many-th of the ImageNet subset if there is a data folder, else smooth random
+images. The measured value is the median of the epochs; their quartiles, relative to it, are in the
+report and show how steady the machine was. The error is |predicted - measured| / measured.
+`own_data_without_loading` is the error that a plan would have if it took steps whose images are at
+hand, over the cases with files: it shows what modelling the loading gains. The noise ratio is the
+probe's gradient noise scale over that of the first epoch, in the cases with two workers, whose
+training measures it. The ratio furthest from 1 counts, and is to be within a factor of 3 of it, up
+or down; its spread is the range.
 
-Probes beside one and beside two programs that never wait, and alone, in turns; three each with
---quick, ten with --full.
+The number format (`precision_`): for five networks on both forms of data, the probe's choice
+between float32 and bfloat16 is made in the time that a probe has for it, and then both are timed in
+turns at the planned batch.
 
-The measured value is the median of the epochs; their quartiles, relative to it, are in the report,
-and say how steady the machine was. The files are those of the ImageNet subset if there is a data
-folder, every so many-th of them, else smooth random images, written anew.
+The first command: `batchwright run` on digits, from the shell; median.
+
+Busy machines: probes beside one program that never waits, beside two, and alone, in turns; three
+each with --quick, ten with --full.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ CASES = {
         *(("tensors", "auto"), ("tensors", 0)),
     ),
 }
-"""Function of `own_data`, and the job's `loaders`."""
+"""Cases by --full: a function of `own_data`, and the job's `loaders`."""
 
 NOISE_GOAL = 3.0
 CLASSES, FILES = 4, 2000  # of the JPEG files
@@ -67,35 +71,39 @@ IMAGE_SIDE, QUALITY = 160, 78
 BENCHMARK = Benchmark(
     "first_contact",
     "Data and a network of one's own",
-    "Spread: quartiles over the cases; of the largest, and of shares, that one value",
+    "An error is |predicted - measured| / measured. Spread: quartiles over the cases; of the "
+    "largest, and of shares, that one value",
     (
-        Figure("own_data_epoch_error", "share", "median", "predicted against measured seconds of "
-               "an epoch, JPEG files and tensors through a data set of one's own, one and two "
-               "workers, median error", at_most=0.10),
-        Figure("own_data_worst_error", "share", "mean", "the largest of these errors"),
-        Figure("own_data_coverage", "share", "share",
-               "share of these epochs inside the 95 % interval", at_least=0.9),
-        Figure("own_data_without_loading", "share", "median",
-               "the error for JPEG files if steps had their images at hand"),
-        Figure("own_data_noise_ratio", "ratio", "mean",
-               "gradient noise scale of the probe over that of the first epoch"),
-        Figure("precision_regret", "ratio", "mean", "step time of the number format that was "
-               "chosen over the other's, five networks on two forms of data, the largest",
+        Figure("own_data_epoch_error", "share", "median", "error of the predicted seconds of an "
+               "epoch, JPEG files and tensors through a data set of one's own, one and two "
+               "workers, median", at_most=0.10),
+        Figure("own_data_worst_error", "share", "mean", "error of the predicted seconds of an "
+               "epoch with a data set of one's own, largest"),
+        Figure("own_data_coverage", "share", "share", "share of the epochs with a data set of "
+               "one's own that lie in the predicted 95 % interval", at_least=0.9),
+        Figure("own_data_without_loading", "share", "median", "error of the predicted seconds of "
+               "an epoch with JPEG files if the plan ignored loading, median"),
+        Figure("own_data_noise_ratio", "ratio", "mean", "gradient noise scale of the probe over "
+               "that of the first epoch, furthest from 1"),
+        Figure("precision_regret", "ratio", "mean", "step time with the number format that the "
+               "probe chose over that with the other, five networks on two forms of data, largest",
                at_most=1.03),
-        Figure("precision_regret_median", "ratio", "median", "the same, median"),
+        Figure("precision_regret_median", "ratio", "median", "step time with the number format "
+               "that the probe chose over that with the other, median"),
         Figure("first_command_seconds", "s", "median",
-               "`batchwright run` on digits, from the shell", at_most=20.0),
-        Figure("explained_share", "share", "median",
-               "share of these seconds that the run's report tells of", at_least=0.97),
-        Figure("busy_told", "share", "share", "probes beside busy programs that say so",
-               at_least=1.0),
-        Figure("quiet_called_busy", "share", "share", "probes alone that say so", at_most=0.0),
+               "seconds of `batchwright run` on digits, from the shell", at_most=20.0),
+        Figure("explained_share", "share", "median", "share of the seconds of `batchwright run` "
+               "that its report accounts for", at_least=0.97),
+        Figure("busy_told", "share", "share", "share of the probes beside busy programs that warn "
+               "of a busy machine", at_least=1.0),
+        Figure("quiet_called_busy", "share", "share", "share of the probes on a quiet machine that "
+               "warn of a busy machine", at_most=0.0),
     ),
 )  # fmt: skip
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Part by part."""
+    """Measure part by part."""
     found: dict[str, Sequence[float] | Value] = {}
     measured: dict[str, Any] = {}
     for part in (
@@ -114,31 +122,31 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch of data of one's own, predicted and measured."""
+    """A case: an epoch with a data set of one's own, predicted and measured."""
 
     data: str  # function that makes the data
     loaders: int | str  # loader processes of each worker, as the job has them
-    workers: int  # workers
+    workers: int
     predicted: float  # seconds
     low: float  # lower end of the 95 % interval
     high: float  # upper end
-    without_loading: float  # as `predicted`, of steps that have their images at hand
-    measured: float  # seconds, median
+    without_loading: float  # as `predicted`, if steps had their images at hand
+    measured: float  # seconds, median of the epochs
     quartiles: tuple[float, float]  # of the measured epochs
-    probe_seconds: float  # what measuring took
+    probe_seconds: float
     reason: str  # what the plan says of loading
     loading_cpu: float  # processor seconds of loader processes in an epoch, of all workers
-    noise: float | None  # noise scale of the probe, in samples; `None` if it has none
-    noise_trained: float | None  # that of the first epoch; `None` where training measures none
+    noise: float | None  # noise scale of the probe, in samples; `None` if not measured
+    noise_trained: float | None  # noise scale of the first epoch; `None` where it is not measured
 
     @property
     def error(self) -> float:
-        """Relative, of the prediction."""
+        """Relative error of the prediction."""
         return abs(self.predicted - self.measured) / self.measured
 
     @property
     def error_without_loading(self) -> float:
-        """Of the prediction for steps that have their images at hand."""
+        """Relative error of the prediction for steps that have their images at hand."""
         return abs(self.without_loading - self.measured) / self.measured
 
     @property
@@ -148,7 +156,7 @@ class Epoch:
 
 
 def own_data(arguments: Arguments, folder: Path) -> Found:
-    """Predicted against measured epochs of data of one's own."""
+    """Predict and measure epochs of data sets of one's own."""
     subset = arguments.data / "imagenette2-160" / "train" if arguments.data else None
     os.environ[FOLDER] = str(jpeg_files(folder / "pictures", subset))
     epochs = [
@@ -160,7 +168,7 @@ def own_data(arguments: Arguments, folder: Path) -> Found:
 
 
 def own_data_found(epochs: Sequence[Epoch]) -> dict[str, Sequence[float] | Value]:
-    """What the measured cases say."""
+    """The figures of own data, by name, from all cases."""
     errors = [one.error for one in epochs]
     found: dict[str, Sequence[float] | Value] = {
         "own_data_epoch_error": errors,
@@ -223,7 +231,7 @@ def _epoch(data: str, loaders: int | str, workers: int, epochs: int, folder: Pat
 
 
 def at_hand(profile: Profile) -> Profile:
-    """The profile with the steps' times while nothing is loaded."""
+    """The profile with step times as they are without loading."""
     steps = []
     for one in profile.steps:
         if one.loading:
@@ -234,14 +242,14 @@ def at_hand(profile: Profile) -> Profile:
 
 
 def _seconds(profile: Profile, plan: Plan) -> float:
-    """Of a step of the plan, by a profile's times."""
+    """Seconds of a step of the plan, predicted from a profile."""
     (stage,) = plan.stages
     batches = [stage.micro_batch_size]
     return fit_step_time(profile.steps).seconds(stage.workers, stage.resolution, batches)
 
 
 def _trained(plan: Plan, run: Path) -> RunSummary:
-    """What a loop of the user's own under torchrun makes of a plan."""
+    """Train by a plan in a user's own loop under torchrun, and read the summary."""
     path = run.with_suffix(".json")
     write_record(plan, path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -256,12 +264,12 @@ def _trained(plan: Plan, run: Path) -> RunSummary:
 
 
 def jpeg_files(folder: Path, subset: Path | None = None) -> Path:
-    """`FILES` JPEG files in a folder for each of `CLASSES`, as links to real ones or made up.
+    """Make `FILES` JPEG files, in a folder for each of `CLASSES`: links to real ones, or made up.
 
     Args:
-        folder: Not there yet.
+        folder: Folder to create.
         subset: Folder of real images, with a folder for each class; ``None`` or missing: smooth
-            random images of `IMAGE_SIDE` pixels, more or less.
+            random images of about `IMAGE_SIDE` pixels.
 
     Returns:
         ``folder``.
@@ -283,7 +291,7 @@ def jpeg_files(folder: Path, subset: Path | None = None) -> Path:
 
 
 def _smooth(random: np.random.Generator, label: int) -> Image.Image:
-    """Coarse random colours, enlarged, with some noise of a photograph; its class by its tint."""
+    """An image of coarse random colours, enlarged, with a photograph's noise; tinted by class."""
     side = int(random.integers(IMAGE_SIDE * 3 // 4, IMAGE_SIDE * 5 // 4))
     coarse = random.integers(0, 200, (8, 8, 3), np.uint8)
     coarse[..., label % 3] += 55 * (label // 3 + 1) // 2

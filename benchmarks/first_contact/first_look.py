@@ -1,4 +1,4 @@
-"""Parts of `first_contact`: the number format that is chosen, the first command, busy machines."""
+"""Parts of `first_contact`: choice of the number format, the first command, busy machines."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from benchmarks.harness.plans import CPU, job_from
 OWN_DATA = "benchmarks.first_contact.own_data"
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small", "resnet18", f"{OWN_DATA}:network")
 FORMS = (("tensors", 32), ("pictures", 64))
-"""Function of `OWN_DATA`, and the side of its images."""
+"""Functions of `OWN_DATA`, and the side of their images in pixels."""
 
 FORMATS: tuple[Precision, Precision] = ("float32", "bfloat16")
-CHOOSING_SECONDS = 0.1 * MAX_BUDGET  # as a probe has for it
+CHOOSING_SECONDS = 0.1 * MAX_BUDGET  # the time that a probe has for the choice
 TURNS = 3  # rounds of float32, bfloat16, bfloat16, float32
 
-COMMANDS = {False: 3, True: 5}
+COMMANDS = {False: 3, True: 5}  # by --full
 
-PROBES = {False: 3, True: 10}  # with each number of busy programs
-BESIDE = (0, 1, 2)
+PROBES = {False: 3, True: 10}  # by --full, with each number of busy programs
+BESIDE = (0, 1, 2)  # busy programs
 BUSY = "while True: pass"
 
 
@@ -49,19 +49,19 @@ BUSY = "while True: pass"
 
 @dataclass(frozen=True)
 class Regret:
-    """A number format as it was chosen, and what the other would have taken."""
+    """A choice of number format, and the measured step times of both."""
 
-    network: str  # the network
+    network: str
     data: str  # function that makes the data
-    batch: int  # local batch that is planned
-    compared: int  # local batch that decided
-    chosen: Precision  # the format
-    ratio: float  # bfloat16 over float32, as it was measured for the choice
-    seconds: dict[Precision, float]  # of a step at the planned batch, by format, median
+    batch: int  # planned local batch
+    compared: int  # local batch at which the choice was made
+    chosen: Precision
+    ratio: float  # step time with bfloat16 over float32, measured for the choice
+    seconds: dict[Precision, float]  # median step time at the planned batch, by format
 
     @property
     def regret(self) -> float:
-        """Time of the chosen format over the other's."""
+        """Step time with the chosen format over that with the other."""
         other = next(one for one in FORMATS if one != self.chosen)
         return self.seconds[self.chosen] / self.seconds[other]
 
@@ -82,7 +82,7 @@ def _regret(network: str, data: str, side: int, group: Group) -> Regret:
         for name in (*FORMATS, *reversed(FORMATS)):
             bench, supply = steps[name]
             taken = sum(bench.step(supply))
-            if turn:  # before, kernels are chosen
+            if turn:  # the first turn chooses kernels
                 times[name].append(taken)
     return Regret(
         network=network,
@@ -96,7 +96,7 @@ def _regret(network: str, data: str, side: int, group: Group) -> Regret:
 
 
 def formats() -> Found:
-    """Number formats as they are chosen in this process, and what the others would have taken."""
+    """Choose number formats in this process, and time both formats."""
     prepare_process(torch.get_num_threads())
     group = Group(CPU, timeout=60)
     try:
@@ -108,7 +108,7 @@ def formats() -> Found:
 
 
 def regrets_found(choices: Sequence[Regret]) -> dict[str, list[float]]:
-    """The worst of the choices, and all of them."""
+    """The figures of number formats, by name."""
     regrets = [one.regret for one in choices]
     return {"precision_regret": [max(regrets)], "precision_regret_median": regrets}
 
@@ -117,7 +117,7 @@ def regrets_found(choices: Sequence[Regret]) -> dict[str, list[float]]:
 
 
 def first_commands(folder: Path, *, full: bool) -> Found:
-    """`batchwright run` on digits with its defaults, from the shell; the first one decodes them."""
+    """Time `batchwright run` on digits, from the shell; the first, uncounted one decodes them."""
     seconds, explained, parts = [], [], []
     for number in range(COMMANDS[full] + 1):
         say(f"first command, {number + 1} of {COMMANDS[full] + 1}")
@@ -142,7 +142,7 @@ def first_commands(folder: Path, *, full: bool) -> Found:
 
 
 def busy_probes(folder: Path, *, full: bool) -> Found:
-    """Probes of digits alone and beside programs that never wait, in turns."""
+    """Probe digits alone and beside programs that never wait, in turns."""
     loads: dict[int, list[MachineLoad | None]] = {beside: [] for beside in BESIDE}
     for number in range(PROBES[full]):
         for beside in BESIDE:

@@ -1,9 +1,9 @@
-"""Data and a network as users bring them, and their training loop on a session.
+"""Data sets and a network as users bring them, and a user's training loop on a session.
 
     torchrun --standalone --nproc-per-node 2 -m benchmarks.first_contact.own_data PLAN RUN_FOLDER
 
-Pictures are JPEG files in the folder that the environment variable ``OWN_DATA`` names, a folder for
-each class; `tensors` holds as many small images in memory.
+`pictures` reads JPEG files in the folder that the environment variable ``OWN_DATA`` names, with a
+folder for each class; `tensors` holds small images in memory.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FOLDER = "OWN_DATA"
 """Environment variable: folder of the JPEG files."""
 
 SIDE, TENSOR_SIDE = 64, 32
-HELD_OUT = 10  # every so many-th image
+HELD_OUT = 10  # every tenth image is held out
 TENSORS, CLASSES = 4000, 10
 
 Parts = tuple[Dataset[tuple[Tensor, int]], Dataset[tuple[Tensor, int]], tuple[str, ...]]
 
 
 class JpegFiles(Dataset[tuple[Tensor, int]]):
-    """Images out of their files: decoded, the middle square, resized, normalized."""
+    """Images from JPEG files: decoded, cut to the middle square, resized, normalized."""
 
     def __init__(self, files: list[Path], labels: list[int]) -> None:
         self.files, self.labels = files, labels
@@ -100,7 +100,7 @@ def network(num_classes: int) -> nn.Sequential:
 
 
 def pictures() -> Parts:
-    """The JPEG files."""
+    """Training and held-out JPEG files, and the names of the classes."""
     folder = Path(os.environ[FOLDER])
     names = sorted(one.name for one in folder.iterdir() if one.is_dir())
     listed = [
@@ -117,17 +117,17 @@ def pictures() -> Parts:
 
 
 def tensors() -> Parts:
-    """Images in memory."""
+    """Training and held-out images in memory, and the names of the classes."""
     classes = tuple(map(str, range(CLASSES)))
     return Tensors(TENSORS, 0), Tensors(TENSORS // HELD_OUT, 1), classes
 
 
 SETS: dict[str, Callable[[], Parts]] = {"pictures": pictures, "tensors": tensors}
-"""Functions that a job's `data` may name, in this module."""
+"""The functions of this module that a job's `data` may name."""
 
 
 def train(plan: Path, run_folder: Path) -> None:
-    """Train as the plan says, with a loop as a user writes it."""
+    """Train by the plan, in a loop as a user writes it."""
     name = read_record(plan, Plan).job.data.partition(":")[2]
     images, held_out, classes = SETS[name]()
     torch.manual_seed(0)

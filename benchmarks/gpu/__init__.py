@@ -1,1 +1,1 @@
-"""What a first GPU is used for: 45 minutes of measurements, most valuable first."""
+"""The programme for a first GPU: 45 minutes of measurements, most valuable first."""

@@ -1,27 +1,29 @@
-"""45 minutes on one GPU, most valuable first; goes on where it was stopped.
+"""45 minutes of measurements on one GPU, most valuable first, in as many commands as it takes.
 
     python -m benchmarks.gpu [--minutes 45] [--out gpu-results] [--resume DIR] [--data DIR]
         [--steps NAME...]
 
-All that is found goes into ``OUT/found.jsonl``, line by line, and what the steps print into
-``OUT/log.txt``; a third file keeps a profile, and nothing else is written there. Send the folder
-back as it is, also where steps have failed. Nothing needs to
-be installed but the packages that the project depends on, pytest and hypothesis: what lacks is
-named at the start.
+All findings go into ``OUT/found.jsonl``, line by line, and the output of the steps into
+``OUT/log.txt``; a third file keeps a profile. Send the folder back as it is, also where steps have
+failed. Only the packages that the project depends on, pytest and hypothesis have to be installed;
+missing ones are named at the start.
 
-Each step is a process with a limit of its own, and goes on within itself. One that has ended is not
-taken again on the same commit; one that failed or ran out of time is, last of all. So the whole
-fits into any number of commands: where one may take ten minutes, say ``--minutes 9.5``, and where
-each begins with an empty folder, ``--resume`` names the one that came back from the command before.
-A step that would not end in what is left waits for the next command, if another would.
+Each step is a process with a time limit, and continues where an earlier process of it was stopped.
+A step that is done is not repeated on the same commit; a step that failed or ran out of time is
+repeated after all others. So the programme fits into any number of commands. Where a command may
+take ten minutes, say ``--minutes 9.5``; where each command begins in an empty folder, ``--resume``
+names the folder that came back from the command before. A step that would not end in the remaining
+time is left to the next command, as long as another step would.
 
-The papers' trainings are another 45 minutes: a tenth of the epochs of two of them (`hybrid` and
-large batches alone) with two warm-ups of the poster, then all with all 140 epochs, and all eight
-warm-ups. Say ``--minutes 90`` for all, or name them with ``--steps``.
+The trainings at the papers' scale take another 45 minutes: first a tenth of the epochs of two of
+them (`hybrid` and large batches alone) and two warm-ups of the poster, then all trainings with all
+140 epochs, and all eight warm-ups. Say ``--minutes 90`` for everything, or name steps with
+``--steps``.
 
-Without ``--data`` (a folder with ``cifar-100-python/``) images are made up that can be learnt: of
-as many, of the same size. ``--dry-run`` says what would be done; ``--tiny`` does all of it in
-little, on the CPU, too: it shows that the programme works and measures nothing.
+Without ``--data`` (a folder with ``cifar-100-python/``), images with a pattern for each class are
+made up, as many as CIFAR-100's and of the same size. ``--dry-run`` prints the steps. ``--tiny``
+runs a tiny version of all steps, also on the CPU: it shows that the programme works and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -45,14 +47,14 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.programme import STEPS, Step
 from benchmarks.harness.benchmark import ROOT, commit, say, scratch
 
-MIN_SECONDS = 60.0  # with less left no step is begun
-ENDING_SECONDS = 10.0  # for a step that has run out of time
-OUTCOME = "outcome"  # what a step "finds" at its end
-CUT = "to go on"  # of a step that had less time than it may take
+MIN_SECONDS = 60.0  # no step is begun with less time left
+ENDING_SECONDS = 10.0  # for a step to end after a signal
+OUTCOME = "outcome"  # name of the finding that says how a step ended
+CUT = "to go on"  # outcome of a step that was stopped before its limit
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Take the steps; the exit code is 1 if one failed."""
+    """Run the steps; the exit code is 1 if one failed."""
     began = time.monotonic()
     asked = _arguments(words)
     findings = Findings(asked.out, asked.commit or _commit())
@@ -66,8 +68,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for step in chosen:
         done = "done already" if step not in todo else f"at most {step.minutes:g} min"
         print(f"{step.name:12} {done:16} {step.words}")
-    if lacking := _lacking():
-        say(f"not installed here, so some steps will fail: {', '.join(lacking)}")
+    if missing := _missing():
+        say(f"not installed here, so some steps will fail: {', '.join(missing)}")
     if asked.dry_run:
         return 0
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
             step = next((one for one in todo if 60 * one.minutes <= left), todo[0])
             todo.remove(step)
             say(f"{step.name}: {step.words}")
-            outcome = _taken(step, asked, findings, left, work)
+            outcome = _run_step(step, asked, findings, left, work)
             findings.add(step.name, OUTCOME, outcome)
             failed |= outcome not in ("done", CUT)
             say(f"{step.name}: {outcome}, {(time.monotonic() - began) / 60:.1f} min so far")
@@ -91,14 +93,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _todo(chosen: Sequence[Step], findings: Findings) -> list[Step]:
-    """What is not done, in order; what has failed before comes last."""
+    """The steps that are not done, in order; those that failed before come last."""
     ended = {step.name: findings.of(step.name).get(OUTCOME) for step in chosen}
     todo = [step for step in chosen if ended[step.name] != "done"]
     return sorted(todo, key=lambda step: ended[step.name] not in (None, CUT))
 
 
 def table(findings: Findings) -> str:
-    """All that was found so far, as Markdown; of tests that passed or were skipped the number."""
+    """All findings so far as Markdown; passed and skipped tests are counted."""
     rows = ["", "| step | what | value |", "|---|---|---|"]
     for step in STEPS:
         found = findings.of(step.name)
@@ -117,10 +119,10 @@ def _told(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
-def _taken(
+def _run_step(
     step: Step, asked: argparse.Namespace, findings: Findings, left: float, work: Path
 ) -> str:
-    """How the process of a step ended, in a word or two."""
+    """Run a step in a process of its own, and return its outcome."""
     words = [sys.executable, "-m", "benchmarks.gpu.steps", step.name, "--work", str(work)]
     words += ["--out", str(asked.out.absolute()), "--commit", findings.commit]
     words += ["--tiny"] * asked.tiny
@@ -147,13 +149,13 @@ def _taken(
 
 
 def _last_line(log: Path) -> str:
-    """Why a step failed, most likely."""
+    """The last line of the log, which most likely says why a step failed."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next(filter(None, map(str.strip, reversed(lines))), "")[:200]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a step and all that it has started: what goes on would slow down the next."""
+    """End a step and its child processes, which would slow down the next step."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -168,17 +170,17 @@ def _commit() -> str:
         return "unknown"
 
 
-def _lacking() -> list[str]:
-    """Packages that are needed and not there."""
+def _missing() -> list[str]:
+    """Needed packages that are not installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = [re.split(r"[^\w-]", one)[0] for one in project["dependencies"]]
-    lacking = []
+    missing = []
     for name in (*names, "pytest", "hypothesis"):
         try:
             metadata.version(name)
         except metadata.PackageNotFoundError:
-            lacking.append(name)
-    return lacking
+            missing.append(name)
+    return missing
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -186,18 +188,18 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=head, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=45.0, help="that this command may take")
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="takes what is found")
-    parser.add_argument("--resume", type=Path, help="what an earlier command has found")
-    parser.add_argument("--commit", help="what is measured, where there is no git")
+    parser.add_argument("--minutes", type=float, default=45.0, help="most minutes of this command")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of findings")
+    parser.add_argument("--resume", type=Path, help="folder of an earlier command's findings")
+    parser.add_argument("--commit", help="commit that is measured, where there is no git")
     parser.add_argument("--data", type=Path, help="folder with cifar-100-python/")
     parser.add_argument("--steps", nargs="*", choices=[one.name for one in STEPS], default=[])
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
-    parser.add_argument("--tiny", action="store_true", help="all of it in little, also on the CPU")
+    parser.add_argument("--dry-run", action="store_true", help="print the steps and end")
+    parser.add_argument("--tiny", action="store_true", help="tiny steps, also on the CPU")
     return parser.parse_args(words)
 
 
 if __name__ == "__main__":
-    # Whoever ends this command ends its step with it, as Ctrl-C does.
+    # A SIGTERM to this command ends its step, too, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

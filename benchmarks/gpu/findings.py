@@ -1,4 +1,4 @@
-"""What a first GPU has told so far: one file of lines, to which every step adds as it goes."""
+"""The findings of `benchmarks.gpu`: one file of lines, to which every step adds as it runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NAME = "found.jsonl"
 
 @dataclass(frozen=True)
 class Findings:
-    """Lines of JSON in a folder; those of other commits stay, and count for nothing.
+    """Lines of JSON in a folder; lines of other commits are kept, but not read.
 
     Attributes:
-        folder: Where the file is.
-        commit: What is measured.
+        folder: Folder of the file.
+        commit: The commit that is measured.
     """
 
     folder: Path
@@ -26,7 +26,7 @@ class Findings:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """Of this commit, oldest first; a last line that was cut off is left out."""
+        """The lines of this commit, oldest first; a line that was cut off is left out."""
         found = []
         if (self.folder / NAME).exists():
             for line in (self.folder / NAME).read_text(encoding="utf-8").splitlines():
@@ -39,11 +39,11 @@ class Findings:
         return found
 
     def of(self, step: str) -> dict[str, Any]:
-        """What a step has found: by name, the value that was found last."""
+        """The findings of a step: by name, the newest value."""
         return {one["what"]: one["value"] for one in self.lines if one["step"] == step}
 
     def add(self, step: str, what: str, value: Any) -> None:
-        """Write a finding."""
+        """Append a finding."""
         path = self.folder / NAME
         cut = path.exists() and not path.read_bytes().endswith(b"\n")
         told = {"step": step, "what": what, "value": value, "commit": self.commit}
@@ -51,7 +51,7 @@ class Findings:
             file.write("\n" * cut + json.dumps({**told, "time": round(time.time())}) + "\n")
 
     def go_on_from(self, earlier: Path) -> None:
-        """Begin with what is in another folder, where nothing is in this one."""
+        """Copy the files of another folder, unless this one has findings already."""
         if not (self.folder / NAME).exists() and (earlier / NAME).exists():
             for path in earlier.iterdir():
                 if path.is_file():

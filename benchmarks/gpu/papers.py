@@ -1,6 +1,6 @@
 """Trainings at the scale of the papers: ResNet-18 on all of CIFAR-100.
 
-Nothing is probed for them: batches, schedule and times of a step are the published ones.
+They are not probed: batches, schedule and times of a step are the published ones.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ POSTER_WARMUPS = (0, 5, 10, 20)  # of 90 epochs
 
 
 def short(here: Here) -> None:
-    """Of each kind the most valuable, in little time, at the papers' scale but for the epochs.
+    """The most valuable trainings of each kind, at the papers' scale except for the epochs.
 
     A tenth of the epochs of `hybrid` and of large batches alone, and the poster's larger batch
-    without warm-up and with the one that is best there.
+    without warm-up and with the one that was best in the poster.
     """
     for what, small, cycles in (("hybrid, 3 of 4 small", 3, True), ("large batches", 0, False)):
-        told = f"{what}, {SHORT_EPOCHS} epochs: "
-        if not here.has(f"{told}real seconds"):
-            published(here, small=small, cycles=cycles, epochs=SHORT_EPOCHS, told=told)
+        prefix = f"{what}, {SHORT_EPOCHS} epochs: "
+        if not here.has(f"{prefix}real seconds"):
+            published(here, small=small, cycles=cycles, epochs=SHORT_EPOCHS, prefix=prefix)
     poster(here, POSTER_BATCHES[:1], (0, 10))
 
 
 def published(
-    here: Here, *, small: int, cycles: bool, epochs: int = PUBLISHED_EPOCHS, told: str = ""
+    here: Here, *, small: int, cycles: bool, epochs: int = PUBLISHED_EPOCHS, prefix: str = ""
 ) -> None:
-    """The dual-batch paper's experiment C, one of its cells.
+    """Train one cell of experiment C of the dual-batch paper.
 
     Four virtual workers and a server, 140 epochs, k = 1.05, `cycle.preset=cifar100`.
 
     Args:
-        here: Where it runs.
-        small: Workers with the small batch.
+        here: The step that runs.
+        small: Number of workers with the small batch.
         cycles: Whether each stage goes through 24 and 32 px, as in `hybrid`; else all is at 32 px.
-        epochs: In place of the paper's.
-        told: What the names of findings begin with.
+        epochs: Number of epochs.
+        prefix: Beginning of the names of findings.
     """
     plan = published_plan(here, small=small, cycles=cycles, epochs=epochs)
     real, summary = _trained(here, plan)
     seconds = sum(epoch.training_seconds for epoch in summary.epochs)
-    here.found(f"{told}held-out accuracy", summary.accuracy)
-    here.found(f"{told}held-out loss", summary.epochs[-1].val_loss)
-    here.found(f"{told}simulated seconds", seconds)
-    here.found(f"{told}real seconds", real)
+    here.found(f"{prefix}held-out accuracy", summary.accuracy)
+    here.found(f"{prefix}held-out loss", summary.epochs[-1].val_loss)
+    here.found(f"{prefix}simulated seconds", seconds)
+    here.found(f"{prefix}real seconds", real)
 
 
 def published_plan(here: Here, *, small: int, cycles: bool, epochs: int = PUBLISHED_EPOCHS) -> Plan:
-    """Its plan; see `published`."""
+    """The plan of a cell; arguments as of `published`."""
     levels = slice(None) if cycles else slice(1, None)
     large = [batch // 10 if here.tiny else batch for batch in LARGE_BATCHES[levels]]
     per_level: dict[str, Any] = {
@@ -89,7 +89,7 @@ def published_plan(here: Here, *, small: int, cycles: bool, epochs: int = PUBLIS
 def poster(
     here: Here, batches: Sequence[int] = POSTER_BATCHES, warmups: Sequence[int] = POSTER_WARMUPS
 ) -> None:
-    """Warm-ups at 240 and 60 times the base batch, at least 1,000 steps each."""
+    """Train with the poster's warm-ups at 240 and 60 times the base batch, at least 1,000 steps."""
     epochs = 2 if here.tiny else POSTER_EPOCHS
     for batch, warmup in product(batches, warmups):
         what = f"batch {batch}, warm-up {warmup} of 90 epochs: held-out accuracy"
@@ -118,7 +118,7 @@ def _plan(here: Here, words: str, **keys: Any) -> Plan:
 
 
 def _trained(here: Here, plan: Plan) -> tuple[float, RunSummary]:
-    """Seconds that the training took here, and what came of it."""
+    """Train by a plan: real seconds, and the run's summary."""
     began = time.monotonic()
     folder = here.work / f"{here.name}-{len(list(here.work.iterdir()))}"
     summary = bw.train(plan, run_folder=folder)

@@ -1,4 +1,4 @@
-"""The steps of `benchmarks.gpu`, one a function; each writes what it finds as it goes.
+"""The steps of `benchmarks.gpu`, a function for each, which writes its findings as it runs.
 
 python -m benchmarks.gpu.steps NAME --out DIR --work DIR --commit NAME [--data DIR] [--tiny]
 """
@@ -42,26 +42,26 @@ from batchwright.workload.host import arithmetic, dtype_of, enter, resolve_devic
 from batchwright.workload.task import build_network, build_optimizer, set_training
 from benchmarks.gpu import papers
 from benchmarks.gpu.findings import Findings
-from benchmarks.gpu.telling import AGAIN, BEGAN, COMMIT, FOLDER, SECONDS
+from benchmarks.gpu.pytest_plugin import AGAIN, BEGAN, COMMIT, FOLDER, SECONDS
 from benchmarks.harness.benchmark import ROOT, batchwright
 from benchmarks.harness.plans import ENDLESS, facts_of, fixed_plan, job_from, made_up_data
 
 CLASSES = 100
 MIDDLE = (0.5, 0.5, 0.5)
-CAP = 24 * 2**30  # bytes of a GPU that a step which runs out of memory may take
-TINY_BUDGET = 1  # seconds of a probe in little
+CAP = 24 * 2**30  # most bytes of a GPU for the step that exceeds its memory limit
+TINY_BUDGET = 1  # seconds of a probe with --tiny
 
 
 @dataclass(frozen=True)
 class Here:
-    """Where a step runs and what it is to take.
+    """The context of a step.
 
     Attributes:
-        name: The step's.
-        findings: Take what is found.
-        work: Folder for all else, which may be gone with the command.
+        name: Name of the step.
+        findings: Records the step's findings.
+        work: Folder for all other files; it may be deleted after the command.
         data: Folder with ``cifar-100-python/``; ``None``: images are made up.
-        tiny: Whether all is in little, to show that it works.
+        tiny: Whether a tiny version runs, to show that the programme works.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Here:
 
     @cached_property
     def device(self) -> torch.device:
-        """A GPU, or in little whatever there is."""
+        """A GPU; with ``tiny`` the CPU where there is none."""
         return enter(resolve_device("auto" if self.tiny else "cuda"))
 
     @property
@@ -81,15 +81,15 @@ class Here:
         return self.device.type
 
     def found(self, what: str, value: Any) -> None:
-        """Write a finding."""
+        """Record a finding."""
         self.findings.add(self.name, what, value)
 
     def has(self, what: str) -> bool:
-        """Whether an earlier start has found it."""
+        """Whether a finding of this name is recorded already."""
         return what in self.findings.of(self.name)
 
     def image_data(self) -> str:
-        """The key ``data`` of a job: CIFAR-100, or as many made-up images of that size."""
+        """A job's key `data`: CIFAR-100, or as many made-up images of its size."""
         if self.data is not None:
             return f"cifar100:{self.data}"
         folder = self.work / EDITIONS["cifar100"].folder
@@ -99,7 +99,7 @@ class Here:
 
 
 def _make_up(folder: Path, samples: int) -> None:
-    """Files as CIFAR-100 has them, with images that can be learnt: a pattern for each class."""
+    """Write files in CIFAR-100's format, with noisy images of a pattern for each class."""
     random = np.random.default_rng(0)
     patterns = random.normal(size=(CLASSES, 3, 4, 4)).repeat(8, axis=2).repeat(8, axis=3)
     edition = EDITIONS["cifar100"]
@@ -118,7 +118,7 @@ def _make_up(folder: Path, samples: int) -> None:
 
 
 def machine(here: Here) -> None:
-    """What all else was measured on."""
+    """Record the machine: GPU, memory, versions."""
     here.found("Python", platform.python_version())
     here.found("PyTorch", torch.__version__)
     here.found("cores", len(os.sched_getaffinity(0)))
@@ -141,8 +141,8 @@ def machine(here: Here) -> None:
 
 
 def tests(here: Here) -> None:
-    """All tests that need a GPU, each told as it ends; see `telling`."""
-    resolve_device("auto" if here.tiny else "cuda")  # else all are skipped, and the step is done
+    """Run all tests that need a GPU, and record each as it ends; see `pytest_plugin`."""
+    resolve_device("auto" if here.tiny else "cuda")  # else all are skipped, and count as done
     files = sorted(
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").glob("test_*.py")
@@ -150,7 +150,7 @@ def tests(here: Here) -> None:
     )
     words = [
         *(sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--capture=sys"),
-        *("-o", "addopts=", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.telling"),
+        *("-o", "addopts=", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.pytest_plugin"),
         *("--continue-on-collection-errors", *files),
     ]
     told = {FOLDER: str(here.findings.folder), COMMIT: here.findings.commit}
@@ -170,19 +170,19 @@ def tests(here: Here) -> None:
 
 
 def speed_32(here: Here) -> None:
-    """`resnet18` at 32 px."""
+    """Time `resnet18` at 32 px."""
     _overhead(here)
     _speed(here, "resnet18", 32, 256)
 
 
 def speed_224(here: Here) -> None:
-    """`resnet50` of torchvision at 224 px."""
+    """Time torchvision's `resnet50` at 224 px."""
     network = large_network()
     _speed(here, network, 224, 64)
 
 
 def _overhead(here: Here) -> None:
-    """What our step takes the host besides a plain one, where the GPU has next to nothing to do."""
+    """Host time of our step minus that of a plain one, on a batch that hardly occupies the GPU."""
     what = "resnet18, 32 px, batch 8: ms of a step that are ours"
     if here.has(what):
         return
@@ -193,7 +193,7 @@ def _overhead(here: Here) -> None:
 
 
 def _speed(here: Here, network: str, side: int, batch: int) -> None:
-    """Images per second of our loop and of others, in turns, in each number format."""
+    """Time our loop and others, in turns, in each number format: images per second."""
     if here.tiny:
         network, side, batch = "resnet8", 8, 16
     for precision in ("bfloat16", "float32"):
@@ -218,7 +218,7 @@ def _rates(here: Here, arms: dict[str, Iterator[None]], batch: int) -> dict[str,
     for round_ in range(rounds):
         order = list(arms) if round_ % 2 else list(arms)[::-1]
         for name in order:
-            # What a pause has changed passes, and passes are recorded after the first ten.
+            # Untimed steps after the pause; graphs are recorded after the first ten steps.
             for _ in range(2 if here.tiny else 14 if round_ == 0 else 8):
                 next(arms[name])
             began = now(here.device)
@@ -243,7 +243,7 @@ def _plan(
 
 
 def _samples(here: Here, batch: int) -> int:
-    """Of an epoch: its end is not to count for much."""
+    """Images of an epoch: so many that its end takes little of the time."""
     return (8 if here.tiny else 64) * batch
 
 
@@ -270,7 +270,7 @@ def session(
     *,
     replays: bool = True,
 ) -> Iterator[None]:
-    """Our loop; a step at each turn. On a GPU passes are replayed, as `auto` mostly chooses."""
+    """Our loop, a step for each `next`; on a GPU from CUDA graphs, as `auto` mostly chooses."""
     graphs = "on" if replays and here.kind == "cuda" else "off"
     plan = _plan(here, network, side, batch, precision, graphs)
     model, optimizer = _network(here, plan)
@@ -287,7 +287,7 @@ def session(
 
 
 def plain(here: Here, network: str, side: int, batch: int, precision: str) -> Iterator[None]:
-    """The same steps on one batch that is there, with nothing around them."""
+    """Plain PyTorch steps on one batch that lies on the device, a step for each `next`."""
     model, optimizer = _network(here, _plan(here, network, side, batch, precision))
     images = torch.randn(batch, 3, side, side, device=here.device)
     images = images.to(memory_format=torch.channels_last)
@@ -305,9 +305,9 @@ def plain(here: Here, network: str, side: int, batch: int, precision: str) -> It
 def lightning(
     here: Here, network: str, side: int, batch: int, precision: str, *, loaders: int
 ) -> Iterator[None]:
-    """Lightning's Fabric with a loader, as it is usually started."""
+    """A loop with Lightning's Fabric and a DataLoader, a step for each `next`."""
     if here.tiny:
-        loaders = min(loaders, 2)  # their start takes the time
+        loaders = min(loaders, 2)  # starting them takes time
     kind = "bf16-mixed" if precision == "bfloat16" else "32-true"
     fabric = import_module(FABRIC).Fabric(accelerator=here.kind, devices=1, precision=kind)
     plan = _plan(here, network, side, batch, precision)
@@ -337,7 +337,7 @@ ARMS: dict[str, Callable[..., Iterator[None]]] = {
     "session, no graphs": partial(session, replays=False),
     PLAIN: plain,
 }
-# The package of Lightning, or that of PyTorch Lightning, which has Fabric under a name of its own.
+# Fabric is part of `lightning`, or a package of its own beside PyTorch Lightning.
 FABRIC = "lightning.fabric" if find_spec("lightning") else "lightning_fabric"
 OTHERS: dict[str, Callable[..., Iterator[None]]] = {
     "lightning": partial(lightning, loaders=0),
@@ -347,16 +347,16 @@ OTHERS: dict[str, Callable[..., Iterator[None]]] = {
 
 @cache
 def why_not(package: str) -> str:
-    """Why a package cannot be imported, in a line; empty if it can: one may not fit PyTorch's."""
+    """The error of importing a package, in a line; empty if there is none."""
     try:
         import_module(package)
-    except Exception as error:  # noqa: BLE001 - whatever a package does
+    except Exception as error:  # noqa: BLE001 - a package may raise anything
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     return ""
 
 
 def large_network() -> str:
-    """For images of 224 px."""
+    """The job's key `network` for images of 224 px."""
     return "resnet18" if why_not("torchvision") else "torchvision.models:resnet50"
 
 
@@ -364,7 +364,7 @@ def large_network() -> str:
 
 
 def predictions(here: Here) -> None:
-    """Step time and memory against measurements, and the batch at which memory really runs out."""
+    """Check predicted step time and memory, and the largest batch that fits a memory limit."""
     job = _probed(here, 60)
     kept = here.findings.folder / "profile.json"
     if not (kept.exists() and here.has("seconds of the probe")):
@@ -388,7 +388,7 @@ def predictions(here: Here) -> None:
 
 
 def _run_out(here: Here, profile: Profile, limit: int) -> None:
-    """Steps of batches around the largest that is predicted to fit."""
+    """Measure steps with batches around the largest one that is predicted to fit ``limit``."""
     side = max(point.resolution for point in profile.memory)
     most = max_local_batch_size(profile, limit=limit, resolution=side, workers=1)
     here.found(f"largest batch that fits {limit / 2**30:.1f} GiB, predicted", most)
@@ -405,7 +405,7 @@ def _run_out(here: Here, profile: Profile, limit: int) -> None:
 
 
 def card(here: Here) -> None:
-    """The same with all memory of the GPU, by images and a network that can fill it."""
+    """Check the largest batch that fits the whole GPU, with images and a network that fill it."""
     words = ["epochs=100", "resolutions=224"]
     network = large_network()
     job = _job(here, network, *words) if not here.tiny else _job(here, "resnet8", "epochs=2")
@@ -430,7 +430,7 @@ def _probed(here: Here, seconds: float) -> Job:
 
 
 def autocast(here: Here) -> None:
-    """The number format that the probe chooses, and what a step takes in each."""
+    """Record the number format that the probe chooses, and the step time in each."""
     profile = bw.probe(_probed(here, 30))
     here.found("number format chosen", profile.job.precision)
     for one in profile.precisions:
@@ -441,10 +441,10 @@ def autocast(here: Here) -> None:
 
 
 def server(here: Here) -> None:
-    """Dual batch with a server beside one GPU, whose weights go to the host and back each round.
+    """Train with a parameter server beside one GPU; weights go to the host and back each round.
 
-    One worker, as two cannot be on one GPU: with the large batch, then with the small one; and the
-    same training as with the large one without a server.
+    One worker trains, since two cannot share one GPU: without a server, with a server and the large
+    batch, and with a server and the small batch.
     """
     batch = _batch(here)
     network, epochs = ("resnet8", 1) if here.tiny else ("resnet18", 3)
@@ -471,12 +471,12 @@ def server(here: Here) -> None:
 
 
 def _batch(here: Here) -> int:
-    """Of the trainings that are compared: one that learns in three epochs."""
+    """The large batch of the compared trainings, with which three epochs learn something."""
     return 64 if here.tiny else 256
 
 
 def _trained(here: Here, what: str, summary: RunSummary) -> None:
-    """With which batches and rate, as accuracies of unlike ones are not to be compared."""
+    """Record batches and rate of a training: accuracies with different ones cannot be compared."""
     stage = summary.plan.stages[-1]
     batches = ", ".join(map(str, stage.local_batch_sizes))
     here.found(f"{what}: local batches", batches)
@@ -484,7 +484,7 @@ def _trained(here: Here, what: str, summary: RunSummary) -> None:
 
 
 def _weights_to_the_host(here: Here, network: str) -> None:
-    """What an exchange takes the GPU's side alone."""
+    """Time copying all weights to the host and back, which is the worker's part of an exchange."""
     if here.has(f"{network}, weights taken: s"):
         return
     model = build_network(network, classes=CLASSES, side=32, seed=0).to(here.device)
@@ -505,9 +505,9 @@ def _weights_to_the_host(here: Here, network: str) -> None:
 
 
 def virtual(here: Here) -> None:
-    """Dual batch on a virtual cluster of four, with 0 and 3 workers on the small batch.
+    """Train on a virtual cluster of four, with 0 and 3 workers with the small batch.
 
-    The large batch is the one that `server` trains with.
+    The large batch is that of `server`.
     """
     network, epochs = ("resnet8", 1) if here.tiny else ("resnet18", 3)
     for small in (0, 3):
@@ -528,7 +528,7 @@ def virtual(here: Here) -> None:
 
 
 def _run(here: Here, network: str, epochs: int, *words: str, probe: float) -> RunSummary:
-    """What came of a `batchwright run` on CIFAR-100, or images like it."""
+    """The summary of a `batchwright run` on CIFAR-100 or made-up images."""
     folder = here.work / f"{here.name}-{len(list(here.work.iterdir()))}"
     budget = TINY_BUDGET if here.tiny else probe
     batchwright(
@@ -540,7 +540,7 @@ def _run(here: Here, network: str, epochs: int, *words: str, probe: float) -> Ru
 
 
 def accuracy(here: Here) -> None:
-    """Seconds to an accuracy, probe and all, and those of a plain script to the same."""
+    """Time `batchwright run`, probe included, and a plain script to the same accuracy."""
     target, epochs = (0.02, 2) if here.tiny else (0.5, 60)
     images = "made-up images" if here.data is None else "CIFAR-100"
     where = f"{images}, resnet8, seconds to {target:g}"
@@ -571,7 +571,7 @@ def accuracy(here: Here) -> None:
         script.kill()
 
 
-TAKE: dict[str, Callable[[Here], None]] = {
+RUN: dict[str, Callable[[Here], None]] = {
     "machine": machine,
     "tests": tests,
     "speed-32": speed_32,
@@ -589,13 +589,13 @@ TAKE: dict[str, Callable[[Here], None]] = {
     "dual-3": partial(papers.published, small=3, cycles=False),
     "poster": papers.poster,
 }
-"""What the steps of `benchmarks.gpu.programme` do."""
+"""The function of each step of `benchmarks.gpu.programme`."""
 
 
 def main() -> None:
-    """Take one step."""
+    """Run one step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=TAKE)
+    parser.add_argument("name", choices=RUN)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--commit", required=True)
@@ -603,7 +603,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
     findings = Findings(asked.out, asked.commit)
-    TAKE[asked.name](Here(asked.name, findings, asked.work, asked.data, asked.tiny))
+    RUN[asked.name](Here(asked.name, findings, asked.work, asked.data, asked.tiny))
 
 
 if __name__ == "__main__":

@@ -1,29 +1,30 @@
-"""Cyclic progressive learning against the highest resolution throughout.
+"""Cyclic progressive learning (low resolutions first) against the highest resolution throughout.
 
 Two tasks, `resnet8`, one CPU worker, SGD with Nesterov momentum 0.9, weight decay 5e-4, random
-shift or crop and flip, precision as `auto` settles it (bfloat16 where the processor computes in
+shift or crop and flip, precision as `auto` chooses it (bfloat16 where the processor computes in
 it), the same in both arms. Three stages of the learning rate, 0.1, 0.01 and 0.001, take 4, 2 and 1
 parts of the epochs, as in the published schedules (80, 40 and 20 of 140 epochs; 60, 30 and 15 of
 105). In the arm `cyclic` every stage goes through the resolutions, low to high, in equal parts; in
-`fixed` it has the highest throughout. Epochs, rates, batch, weights at the start and the order of
-samples are the same.
+the arm `fixed` it has the highest throughout. Epochs, rates, batch, initial weights and the order
+of samples are the same.
 
     cifar     CIFAR-100 at 24 and 32 px, batch 128
     folder    imagenette2-160, a subset of ImageNet with 10 classes, at 88, 124 and 160 px, batch 64
 
-`*_time_saved` is 1 - cyclic / fixed of the seconds of training: input, forward, backward, update,
-without evaluation. `*_time_saved_with_evaluation` counts the evaluation after each epoch too, at
-the highest resolution in both arms. Making the smaller copies of the stored images happens once for
-a data set, before training, and is `*_copy_seconds`. Each training has a process of its own with
-all cores; the arms of a pair follow each other, in turn first; medians over the pairs, quartiles as
-spread. What counts is the time of a step at each resolution, so few images do: 14 epochs of 3,200
-(cifar) and 21 of 256 (folder); 2 pairs with --quick, 4 with --full.
+Time. `*_time_saved` is 1 - cyclic / fixed of the seconds of training: input, forward, backward,
+update, without evaluation. `*_time_saved_with_evaluation` also counts the evaluation after each
+epoch, at the highest resolution in both arms. `*_copy_seconds` is what it takes to make the smaller
+copies of the stored images, once for a data set, before training. Each training has a process of
+its own with all cores; the two arms of a pair follow each other, a different one first in each
+pair. Figures are medians over the pairs, with quartiles as spread. Since the time of a step at each
+resolution decides, few images are enough: 14 epochs of 3,200 (cifar) and 21 of 256 (folder); 2
+pairs with --quick, 4 with --full.
 
-`*_accuracy` is cyclic - fixed of the held-out accuracy after the last epoch over paired seeds 0 to
-4, in points; no worse means that the lower end of the 95 % interval of the mean is above -1.0.
-cifar trains 14 epochs of 20,480 images there, and folder 21 epochs of 2,560 at half of each
-resolution (44, 62 and 80 px), a quarter of the work; all held-out images are evaluated. These
-runs are made two at a time on a core each, and their time says nothing.
+Accuracy. `*_accuracy` is cyclic - fixed of the held-out accuracy after the last epoch over paired
+seeds 0 to 4, in points. The goal, no worse, is met if the lower end of the 95 % interval of the
+mean is above -1.0. cifar trains 14 epochs of 20,480 images here, and folder 21 epochs of 2,560 at
+half of each resolution (44, 62 and 80 px), a quarter of the work; all held-out images are
+evaluated. These runs are made two at a time on a core each, so they are not timed.
 """
 
 from __future__ import annotations
@@ -51,26 +52,32 @@ ARMS = ("cyclic", "fixed")
 BENCHMARK = Benchmark(
     "cyclic",
     "Low resolutions first",
-    "`resnet8`, one worker, stages of the learning rate in the published proportions",
+    "`resnet8`, one worker, three stages of the learning rate in the published proportions; the "
+    "cycle goes through the resolutions, low to high, in each stage, and is compared with the "
+    "highest resolution throughout",
     tuple(
         figure
         for name, words, top, goal in (
-            ("cifar", "24 and 32 px, equal epochs, CIFAR-100", 32, 0.15),
-            ("folder", "88, 124 and 160 px, image folder", 80, None),
+            ("cifar", "CIFAR-100, cycle of 24 and 32 px", 32, 0.15),
+            ("folder", "image folder, cycle of 88, 124 and 160 px", 80, None),
         )
         for figure in (
             Figure(f"{name}_time_saved", "share", "median",
-                   f"training time saved by cycling through {words}", at_least=goal),
+                   f"{words}: training time saved by the cycle, equal epochs", at_least=goal),
             Figure(f"{name}_time_saved_with_evaluation", "share", "median",
-                   "the same with the evaluation after each epoch"),
+                   f"{words}: time saved by the cycle, evaluation after each epoch included"),
             Figure(f"{name}_accuracy", "points", "interval",
-                   f"accuracy less that of {top} px throughout, paired seeds, trained at up to "
-                   f"{top} px", above=-1.0, full=True),
+                   f"{words.partition(',')[0]}: accuracy with the cycle, up to {top} px, minus "
+                   f"accuracy at {top} px throughout, paired seeds", above=-1.0, full=True),
             Figure(f"{name}_copy_seconds", "s", "median",
-                   "making the smaller copies, once for a data set"),
+                   f"{words}: seconds to make the smaller copies, once for a data set"),
             *(
-                Figure(f"{name}_accuracy_{arm}", "%", "mean", said, full=True)
-                for arm, said in (("cyclic", "accuracy with the cycle"), ("fixed", "without it"))
+                Figure(f"{name}_accuracy_{arm}", "%", "mean",
+                       f"{words.partition(',')[0]}: accuracy {said}", full=True)
+                for arm, said in (
+                    ("cyclic", f"with the cycle, up to {top} px"),
+                    ("fixed", f"at {top} px throughout"),
+                )
             ),
         )
     ),
@@ -80,7 +87,7 @@ BENCHMARK = Benchmark(
 
 
 def timed_tasks(data: Path) -> dict[str, Task]:
-    """What is trained for its time."""
+    """The tasks of the timed trainings."""
     return {
         "cifar": Task(f"cifar100:{data}", (24, 32), batch=128, images=3200, held_out=640),
         "folder": Task(
@@ -94,9 +101,7 @@ def timed_tasks(data: Path) -> dict[str, Task]:
 
 
 def judged_tasks(data: Path, folder: Path) -> dict[str, Task]:
-    """What is trained for its accuracy: copies of the data, in a folder, with fewer training
-    images.
-    """
+    """The tasks of the trainings for accuracy: copies in ``folder`` with fewer training images."""
     cifar = smaller_cifar100(data, 20_480, folder / "cifar100-20480")
     images = smaller_folder(data / "imagenette2-160", 2560, folder / "imagenette-2560")
     return {
@@ -106,7 +111,11 @@ def judged_tasks(data: Path, folder: Path) -> dict[str, Task]:
 
 
 def rows(sides: Sequence[int], epochs: int) -> dict[str, tuple[Row, ...]]:
-    """The table of each arm, for resolutions, low to high, and epochs that divide into rows."""
+    """The rows of each arm's plan, for resolutions from low to high.
+
+    Raises:
+        ValueError: The epochs do not divide evenly into stages and resolutions.
+    """
     lengths = [epochs * part // sum(STAGE_PARTS) for part in STAGE_PARTS]
     if sum(lengths) != epochs or any(length % len(sides) for length in lengths):
         raise ValueError(f"{epochs} epochs do not divide into stages and {len(sides)} resolutions")
@@ -120,7 +129,7 @@ def rows(sides: Sequence[int], epochs: int) -> dict[str, tuple[Row, ...]]:
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Times of pairs, and with --full accuracies."""
+    """Measure times, and with --full accuracies."""
     found: dict[str, list[float]] = {}
     measurements: dict[str, Any] = {}
     for name, task in timed_tasks(arguments.data).items():
@@ -137,7 +146,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def times_found(name: str, pairs: Sequence[Mapping[str, Trained]]) -> dict[str, list[float]]:
-    """What pairs of trainings say of time."""
+    """The figures of time, by name, from timed pairs of trainings by arm."""
     both = [(pair["cyclic"], pair["fixed"]) for pair in pairs]
     return {
         f"{name}_time_saved": [1 - one.training / other.training for one, other in both],
@@ -150,7 +159,7 @@ def times_found(name: str, pairs: Sequence[Mapping[str, Trained]]) -> dict[str, 
 
 
 def accuracies_found(name: str, runs: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:
-    """What runs of both arms over the same seeds say of accuracy."""
+    """The figures of accuracy, by name, from runs of both arms over the same seeds."""
     accuracies = accuracies_of(runs)
     return {
         f"{name}_accuracy": differences(accuracies["cyclic"], accuracies["fixed"]),
@@ -159,7 +168,7 @@ def accuracies_found(name: str, runs: Mapping[str, Sequence[Run]]) -> dict[str, 
 
 
 def _timed(name: str, task: Task, count: int, keep: Path, folder: Path) -> list[dict[str, Trained]]:
-    """So many pairs of trainings, one after the other; those in ``keep`` are not made again."""
+    """Make ``count`` pairs of trainings, one after the other; pairs kept in ``keep`` are reused."""
     arms = rows(task.sides, EPOCHS[name])
     made_by = repr((replace(task, data=name), arms))
     keep.mkdir(parents=True, exist_ok=True)
@@ -183,14 +192,14 @@ def _timed(name: str, task: Task, count: int, keep: Path, folder: Path) -> list[
 
 
 def _apart(*arguments: Any) -> Trained:
-    """A training in a process of its own, with an untouched allocator."""
+    """Train in a process of its own, with an untouched allocator."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(train_whole, *arguments).result()
 
 
 def _judged(data: Path, keep: Path, folder: Path) -> dict[str, dict[str, list[Run]]]:
-    """By task and arm a run for each seed."""
+    """Train all tasks: by task and arm, a run for each seed."""
     wanted = []
     tasks = judged_tasks(data, folder)
     opened = {name: open_data(job_of(task, 0)) for name, task in tasks.items()}

@@ -2,41 +2,45 @@
 
 CIFAR-100 at half its side, 16 px (a run at 32 px takes four times as long, and some 50 are made),
 all 50,000 images, `resnet8`, bfloat16 where the processor computes in it, four virtual workers and
-a parameter server; 12 epochs, so 12 rounds of each worker; local batch 500 (the paper's) of
-large-batch workers at every resolution; a step of x samples takes 0.00056607 x + 0.014041204 s (the
-paper's line, whose ratio makes its small batches: 83 to 242), over the link that is assumed where a
-job states none. SGD, rate 0.1 at batch 128 and sqrt scaling to the local batch of 500, a tenth of
-the epochs warm-up, half a cosine; asynchronous (`asp`), rule `journal`, factor `ratio`, and the
-rest as a job has it by default. Accuracy is of the last epoch, over 10,000 held-out images; times
-are simulated. Seeds are paired: the same first weights and order of samples.
+a parameter server; 12 epochs, so 12 rounds of each worker. Workers with the large batch have local
+batch 500, the paper's, at every resolution. A step of x samples takes 0.00056607 x + 0.014041204 s,
+the paper's line, whose coefficients determine the small batches, 83 to 242; the link is the one
+that is assumed where a job names none. SGD, rate 0.1 at batch 128, scaled with the square root to
+the local batch of 500, half a cosine; asynchronous (`asp`), rule `journal`, factor `ratio`, and a
+job's defaults for the rest. Accuracy is that of the last epoch, over 10,000 held-out images; times
+are simulated. Seeds are paired: the same initial weights and order of samples.
 
-All arms have that warm-up, 1.2 of 12 epochs from half the rate of 0.198. In the paper the baseline,
-large batches alone, has one of 5 of 140 epochs from a fifth of the rate, and by its authors' logs
-is 1.1 points better for it. There is no arm with that one; docs/methods.md has its keys.
+All arms warm up for a tenth of the epochs: 1.2 of 12, from half the rate of 0.198. In the paper the
+baseline, large batches alone, warms up for 5 of 140 epochs from a fifth of the rate, and by its
+authors' logs is 1.1 points better for it. No arm has that warm-up; docs/methods.md has its keys.
 
 The arms:
 
     large            all workers with the large batch
-    k105-1 ... -4    k = 1.05 with one to four small-batch workers; with four the batch is uniform
-    k110-1 ... -4    k = 1.1
-    sqrt, none       the best of those with one to three small-batch workers, other update factor
-    bsp, ssp         the same, all waiting for all; none more than 3 rounds ahead
-    large-stages     all large, the rate in three stages (4, 2 and 1 parts of the epochs, each a
-                     tenth of the one before) in place of the cosine: what the next three are held
-                     against
-    cyclic           the same through 12 and 16 px (the paper's proportion) in each stage
-    one-pass         the same, once from 12 to 16 px over the whole training
-    hybrid           `cyclic` with the two batch sizes of the best
+    k105-1 ... -4    one to four workers with the small batch, k = 1.05 (the extra time that a round
+                     may take); with four the batch is uniform
+    k110-1 ... -4    the same with k = 1.1
+    sqrt, none       the best of those with one to three small-batch workers, with that
+                     `server.update_factor` in place of `ratio`
+    bsp, ssp         the same best arm where every worker waits for all, or where none is more than
+                     3 rounds ahead, in place of `asp`
+    large-stages     all workers with the large batch, and in place of the cosine a rate in three
+                     stages (4, 2 and 1 parts of the epochs, each with a tenth of the rate before);
+                     the next three arms are compared with it
+    cyclic           large-stages through 12 and 16 px (the paper's proportion) in each stage
+    one-pass         large-stages with 12 px first and then 16 px, once over the whole training
+    hybrid           cyclic with the two batch sizes of the best arm
 
-All arms are made with seeds 0 and 1, which also choose the best: the one with the highest mean.
-Those that the first three figures are about (large, the best, its control, large-stages and
-hybrid) are made with seeds 0 to 4.
+All arms are made with seeds 0 and 1, which also choose the best one: that with the highest mean.
+The arms of the first three figures (large, the best, its uniform control, large-stages and hybrid)
+are made with seeds 0 to 4.
 
 Figures are mean differences over the seeds in points (hundredths of a share), with their 95 %
-interval; `benchmarks.methods.update_factors` has held-out losses by update factor. Over uniform:
-less four small-batch workers at the same k, what two sizes gain over one smaller size in the same
-time; without a goal. seconds_over_large_ARM: simulated training time. The first two seeds chose the
-best, so its gain is a little flattered; goal and interval know nothing of that.
+interval; `benchmarks.methods.update_factors` has held-out losses by update factor.
+`dual_over_uniform_points` compares with four small-batch workers at the same k: what two sizes gain
+over one smaller size in the same time; it has no goal. `seconds_over_large_ARM` is of simulated
+training times. As the first two seeds chose the best arm, its gain is slightly flattered, which
+goal and interval do not take into account.
 
 --full makes some 50 runs of several minutes, two at a time on a core each; --quick checks large and
 k105-3.
@@ -73,42 +77,46 @@ CHECKED = ("large", "k105-3")
 Keys = Mapping[str, Any]  # of a job
 
 ARM_WORDS = {
-    "large": "accuracy of large batches alone",
+    "large": "large batches",
     **{
-        f"k{k}-{count}": words
+        f"k{k}-{count}": f"{words} with the small batch, {times} times the time of a round"
         for k, times in (("105", "1.05"), ("110", "1.1"))
         for count, words in (
-            (1, f"one of four with the small batch, {times} times the time"),
-            (2, "two"),
-            (3, "three"),
-            (4, "all four, so one smaller batch for all"),
+            (1, "one of four workers"),
+            (2, "two of four workers"),
+            (3, "three of four workers"),
+            (4, "all four workers"),
         )
     },
-    "sqrt": "the best of one to three, `server.update_factor=sqrt`, not `ratio`",
-    "none": "the same with `none`",
-    "bsp": "the same with `server.consistency=bsp` in place of `asp`",
-    "ssp": "the same with `ssp`, three rounds ahead at most",
-    "large-stages": "large batches, the rate in three stages, 16 px",
-    "cyclic": "`cyclic`: the same, 12 and 16 px in each stage",
-    "one-pass": "the same, 12 px first, then 16 px",
-    "hybrid": "`hybrid`: as `cyclic`, with the batches of the best of one to three",
+    "sqrt": "best arm with one to three small-batch workers, `server.update_factor=sqrt`",
+    "none": "best arm with one to three small-batch workers, `server.update_factor=none`",
+    "bsp": "best arm with one to three small-batch workers, `server.consistency=bsp`",
+    "ssp": "best arm with one to three small-batch workers, `server.consistency=ssp` (three rounds "
+    "ahead at most)",
+    "large-stages": "large batches, rate in three stages, 16 px",
+    "cyclic": "large batches, rate in three stages, 12 and 16 px in each stage",
+    "one-pass": "large batches, rate in three stages, 12 px first, then 16 px",
+    "hybrid": "`hybrid`: batches of the best arm, rate in three stages, 12 and 16 px in each stage",
 }
 
 BENCHMARK = Benchmark(
     "dual_accuracy",
     "Two batch sizes at once: accuracy",
     "CIFAR-100 at 16 px, `resnet8`, 12 epochs, four workers of a virtual cluster with the "
-    "published times of a step; five paired seeds for the first three figures and what they "
-    "compare, two for the rest; spread of an accuracy: least and most",
+    "published times of a step; five paired seeds for the first three figures and the arms that "
+    "they compare, two for the rest; spread of an accuracy: smallest and largest",
     (
-        Figure("dual_accuracy_gain", "points", "interval", "accuracy with two batch sizes less "
-               "that with the large one alone, the best number of small-batch workers, paired "
-               "seeds", above=0.0),
-        Figure("dual_over_uniform_points", "points", "interval",
-               "the same less one smaller batch for all, in the same time"),
-        Figure("hybrid_accuracy_gain", "points", "interval", "accuracy of `hybrid` less that of "
-               "large batches in the same stages of the rate", above=0.0),
-        *(Figure(f"accuracy_{arm}", "%", "mean", words) for arm, words in ARM_WORDS.items()),
+        Figure("dual_accuracy_gain", "points", "interval", "accuracy with two batch sizes (best "
+               "number of small-batch workers) minus accuracy with large batches, paired seeds",
+               above=0.0),
+        Figure("dual_over_uniform_points", "points", "interval", "accuracy with two batch sizes "
+               "minus accuracy with one smaller batch for all workers, in the same time"),
+        Figure("hybrid_accuracy_gain", "points", "interval", "accuracy of `hybrid` minus accuracy "
+               "with large batches at 16 px, rate in three stages in both", above=0.0),
+        *(
+            Figure(f"accuracy_{arm}", "%", "mean", f"accuracy: {words}")
+            for arm, words in ARM_WORDS.items()
+        ),
         *(
             Figure(f"seconds_over_large_{arm}", "ratio", "mean",
                    f"simulated seconds of training over those of large batches: {words}")
@@ -126,12 +134,12 @@ BENCHMARK = Benchmark(
 
 
 def dual(small: int, extra: float) -> Keys:
-    """Keys of two batch sizes."""
+    """The job's key `dual`: number of small-batch workers, and extra time of a round."""
     return {"small_workers": small, "extra_time": extra, "large_batches": (LARGE_BATCH,)}
 
 
 def first_arms() -> dict[str, Keys]:
-    """Large batches alone, and with every number of small-batch workers."""
+    """Keys of the job by arm: large batches alone, and every number of small-batch workers."""
     arms: dict[str, Keys] = {"large": {"dual": dual(0, 1.0)}}
     for name, extra in EXTRA_TIMES.items():
         arms |= {f"{name}-{small}": {"dual": dual(small, extra)} for small in range(1, WORKERS + 1)}
@@ -139,7 +147,7 @@ def first_arms() -> dict[str, Keys]:
 
 
 def later_arms(best: str) -> dict[str, Keys]:
-    """What is tried with the ``best`` of the first, and the schedules of resolutions."""
+    """Keys of the job by arm: variants of the ``best`` first arm, and schedules of resolutions."""
     pair, large = first_arms()[best], first_arms()["large"]
     hybrid: Keys = {"method": "hybrid", "resolutions": SIDES}
     return {
@@ -161,17 +169,17 @@ def best_of(accuracies: Mapping[str, Sequence[float]]) -> str:
 
 
 def uniform_beside(best: str) -> str:
-    """The arm with small batches alone that takes as long."""
+    """The arm whose workers all have the small batch, in the same time as ``best``."""
     return f"{best.partition('-')[0]}-{WORKERS}"
 
 
 def compared_arms(best: str) -> tuple[str, ...]:
-    """The arms that differences are taken of."""
+    """The arms of the first three figures, which are made with all seeds."""
     return "large", best, uniform_beside(best), "large-stages", "hybrid"
 
 
 def plan_of(keys: Keys, seed: int, known: Opened) -> Plan:
-    """The plan of an arm, by its keys of the job."""
+    """The plan of an arm from its keys of the job."""
     words = (
         f"network={NETWORK} precision={quick_precision()} device=cpu method=dual-batch "
         f"launch=virtual workers={WORKERS} global_batch={WORKERS * LARGE_BATCH} "
@@ -186,14 +194,14 @@ def plan_of(keys: Keys, seed: int, known: Opened) -> Plan:
 
 
 class Runner:
-    """Makes the runs of arms, and keeps what comes of them."""
+    """Makes the runs of arms and keeps their results."""
 
     def __init__(self, arguments: Arguments, folder: Path) -> None:
         self.known = opened(f"cifar100:{arguments.data}", NETWORK, SIDE)
         self._runs = KeptRuns(arguments.keep, folder)
 
     def run(self, arms: Mapping[str, Keys], seeds: Iterable[int]) -> dict[str, list[Run]]:
-        """By arm, a run for each seed; what is kept is not run again."""
+        """Make a run of each arm with each seed, by arm; kept runs are reused."""
         return self._runs.by_arm(
             [
                 Wanted(name, seed, plan_of(keys, seed, self.known))
@@ -203,7 +211,7 @@ class Runner:
         )
 
     def check(self, figure: Figure, arms: Mapping[str, Keys]) -> Found:
-        """The second of two arms less the first, with seed 0 alone."""
+        """Accuracy of the second of two arms minus that of the first, with seed 0 alone."""
         runs = self.run(arms, (0,))
         first, second = accuracies_of(runs).values()
         made = figure.of(differences(second, first), suffix="_check")
@@ -211,7 +219,7 @@ class Runner:
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """All arms with the seeds that choose, then what is compared with all seeds."""
+    """Make all arms with the choosing seeds, then the compared arms with all seeds."""
     runner = Runner(arguments, folder)
     if not arguments.full:
         figure = BENCHMARK["dual_accuracy_gain"]
@@ -226,7 +234,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def found_of(runs: Runs, best: str) -> dict[str, list[float]]:
-    """What the runs of all arms over the same seeds say."""
+    """All figures, by name, from runs of all arms over the same seeds."""
     accuracies = accuracies_of(runs)
     seconds = {name: [one.seconds for one in some] for name, some in runs.items()}
     return {

@@ -1,30 +1,33 @@
-"""Two batch sizes at once: what a round takes, whether all end it together, and what is lost.
+"""Two batch sizes at once: time of a round, whether both workers end it together, server traffic.
 
-10,000 training images of CIFAR-100, evenly drawn, 32 px, `resnet8`, float32, SGD as the job's
-defaults have it, seed 0; one worker with local batch 500 and one with a small batch, real processes
-with one thread each on a core of their own, and the parameter server besides, under `asp` with
-shares that follow the measured speeds (the defaults). The job is probed once; then the plan for
-extra time k = 1.05, and that for 1.1, is made, its pair of batches measured side by side, and made
-again until the rounds agree. With them runs an arm with two large batches and the same server.
+10,000 training images of CIFAR-100, evenly drawn, 32 px, `resnet8`, float32, SGD with the job's
+defaults, seed 0. One worker has local batch 500 and one a small batch; both are real processes with
+one thread each on a core of their own, with the parameter server besides, under `asp` with shares
+that follow the measured speeds (the defaults). The job is probed once. Then the plans for extra
+time k = 1.05 and 1.1 are made: each plan's pair of batches is measured side by side, and the plan
+is made again until the rounds agree. A third arm has two large batches and the same server.
 
-All three arms are alive in one run and take turns; a turn is one round of both workers of each arm,
+All three arms are alive in one run and take turns. A turn is one round of both workers of each arm,
 which begin it at the same moment, some ten seconds; the order is reversed from turn to turn. A
-round is computing, exchange and waiting, and nothing is evaluated. The first two turns, in which
-caches are cold and no speed is known yet, do not count; then 6 turns, --full: 40. Turns are that
-short because the machine's speed drifts: whole runs of four minutes each, one after the other, had
-rounds of 40 to 57 s in one and the same arm.
+round is computing, exchange and waiting, without evaluation. The first two turns, in which caches
+are cold and no speed is known yet, do not count; then come 6 turns, 40 with --full. Turns are that
+short because the machine's speed drifts: in whole runs of four minutes each, one after the other,
+rounds of one and the same arm took 40 to 57 s.
 
-Ratios are of means over the workers in the same turn; a spread is that of a turn's rounds of both
-workers, longest less shortest over their mean, for both pairs, and beside it that of two large
-batches: what the machine alone makes. A plan takes a large batch to be as quick beside a small one
-as beside another large one: pace_beside_small is the first worker's seconds a sample in a round
-over those that it has with two large batches in the same turn, 1 where that is so. The server's
-share is push, merge and pull of a round of this fifth of CIFAR-100 (of all of it, a fifth of the
-share), over all arms. Pushes, each with merge and
-pull, are of a `resnet18` (11 million weights) by 2, 4 and 8 processes that do not train, for 3 s
-(--full: three times 10 s). All are medians and quartiles.
+    round_over_large       mean round time of the two workers over that of two large batches, in the
+                           same turn
+    finish_spread          longest minus shortest round of the two workers of a turn over their
+                           mean, for both pairs; `equal_finish_spread` is that of two large batches,
+                           which is the machine's own part
+    pace_beside_small      seconds a sample of the worker with the large batch over its seconds with
+                           two large batches in the same turn. A plan assumes 1
+    server_share_of_round  push, merge and pull as a share of a round, over all arms; of a round of
+                           the whole of CIFAR-100 it would be a fifth of that
+    pushes_per_second      pushes, each with merge and pull, of a `resnet18` (11 million weights) by
+                           2, 4 and 8 processes that do not train, for 3 s (--full: 3 times 10 s)
 
-Without the CIFAR-100 folder, or with one core only, all but the pushes are left out.
+All figures are medians with quartiles. Without the CIFAR-100 folder, or with one core only, all but
+the pushes are left out.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ WITHIN = 0.02
 IMAGES, HELD_OUT = 10_000, 100
 COLD_TURNS, TURNS = 2, {False: 6, True: 40}  # by --full
 PROBE_SECONDS = 20.0
+PUSHING = (2, 4, 8)  # processes
 PUSH_SECONDS, PUSH_REPEATS = {False: 3.0, True: 10.0}, {False: 1, True: 3}
 
 BENCHMARK = Benchmark(
@@ -65,31 +69,33 @@ BENCHMARK = Benchmark(
     "CIFAR-100, `resnet8`, one worker with local batch 500 and one with a small batch, a core "
     "each, and the parameter server besides",
     (
-        Figure("round_over_large_k105", "ratio", "median", "round with two batch sizes over one "
-               "with the large batch alone, planned for 1.05", near=(1.05, WITHIN)),
-        Figure("round_over_large_k110", "ratio", "median", "the same, planned for 1.1",
-               near=(1.1, WITHIN)),
-        Figure("finish_spread", "ratio", "median",
-               "longest less shortest round of the two workers over their mean", at_most=0.03),
-        Figure("equal_finish_spread", "ratio", "median",
-               "the same of two workers with equal batches: the machine's own part"),
+        Figure("round_over_large_k105", "ratio", "median", "time of a round with two batch sizes "
+               "over that with large batches alone, planned for 1.05", near=(1.05, WITHIN)),
+        Figure("round_over_large_k110", "ratio", "median", "time of a round with two batch sizes "
+               "over that with large batches alone, planned for 1.1", near=(1.1, WITHIN)),
+        Figure("finish_spread", "ratio", "median", "two batch sizes: longer minus shorter round of "
+               "the two workers over their mean", at_most=0.03),
+        Figure("equal_finish_spread", "ratio", "median", "two large batches: longer minus shorter "
+               "round of the two workers over their mean (the machine's own part)"),
         *(
-            Figure(f"pace_beside_small_{name}", "ratio", "median", "a large-batch worker's seconds "
-                   f"a sample beside a small batch over those beside a large one, {extra:g}")
+            Figure(f"pace_beside_small_{name}", "ratio", "median", "seconds a sample of the worker "
+                   "with the large batch, beside a small batch over beside a large one (a plan "
+                   f"assumes 1); extra time {extra:g}")
             for name, extra in EXTRA_TIMES.items()
         ),
         Figure("server_share_of_round", "share", "median",
                "push, merge and pull as a share of a round", at_most=0.02),
-        Figure("pushes_per_second_2", "pushes/s", "median",
-               "pushes of an 11-million-parameter model by two processes"),
-        Figure("pushes_per_second_4", "pushes/s", "median", "the same by four"),
-        Figure("pushes_per_second_8", "pushes/s", "median", "the same by eight"),
+        *(
+            Figure(f"pushes_per_second_{count}", "pushes/s", "median", "pushes, each with merge "
+                   f"and pull, of an 11-million-parameter model by {count} processes")
+            for count in PUSHING
+        ),
     ),
 )  # fmt: skip
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Rounds, then pushes."""
+    """Time rounds, then pushes."""
     found: dict[str, list[float]] = {}
     measurements: dict[str, Any] = {}
     if arguments.data is None or len(os.sched_getaffinity(0)) < WORKERS:
@@ -101,7 +107,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
             pushes_per_second(count, PUSH_SECONDS[arguments.full])
             for _ in range(PUSH_REPEATS[arguments.full])
         ]
-        for count in (2, 4, 8)
+        for count in PUSHING
     }
     found |= {f"pushes_per_second_{count}": some for count, some in pushes.items()}
     return found, {**measurements, "pushes_per_second": pushes}
@@ -109,20 +115,20 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 @dataclass(frozen=True)
 class Round:
-    """A turn of one arm."""
+    """One round of both workers of an arm."""
 
-    seconds: tuple[float, ...]  # of each worker's round, in rank order
-    exchanges: tuple[float, ...]  # seconds of it for push, merge and pull of each
-    samples: tuple[int, ...]  # that each trained on in it
+    seconds: tuple[float, ...]  # time of each worker's round, in rank order
+    exchanges: tuple[float, ...]  # each worker's seconds of push, merge and pull in the round
+    samples: tuple[int, ...]  # samples that each worker trained on in the round
 
     @property
     def mean(self) -> float:
-        """Seconds, over the workers."""
+        """Mean seconds of the workers' rounds."""
         return fmean(self.seconds)
 
     @property
     def spread(self) -> float:
-        """Longest less shortest over the mean."""
+        """Longest minus shortest round of the workers over their mean."""
         return (max(self.seconds) - min(self.seconds)) / self.mean
 
     @property
@@ -132,8 +138,8 @@ class Round:
 
 
 def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
-    """Rounds of both pairs of batches and of two large ones, in turns."""
-    turns = COLD_TURNS + TURNS[full] + 1  # the last exchange is never told of
+    """Time rounds of both pairs of batches and of two large ones, in turns."""
+    turns = COLD_TURNS + TURNS[full] + 1  # one more: the last exchange is never recorded
     smaller_cifar100(data, IMAGES, folder, held_out=HELD_OUT)
     say("probing")
     profile = verbs.probe(_job(folder))
@@ -171,7 +177,7 @@ def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
 
 
 def rounds_found(turns: Sequence[Mapping[str, Round]]) -> dict[str, list[float]]:
-    """What the turns that count say, each with a round of ``large`` and those of `EXTRA_TIMES`."""
+    """The figures of rounds, by name, from turns with a round of each arm."""
     large = [turn["large"].mean for turn in turns]
     return {
         **{
@@ -196,13 +202,13 @@ def rounds_found(turns: Sequence[Mapping[str, Round]]) -> dict[str, list[float]]
 
 
 def _turn(arm: Arm) -> tuple[float, ...]:
-    """Seconds of each worker's round."""
+    """Have an arm do a round: seconds of each worker's round."""
     arm.begin(lead_in=0, steps=1)
     return tuple(turn.seconds for turn in arm.ends())
 
 
 def _records(run_folder: Path) -> list[list[RoundRecord]]:
-    """The rounds of each worker, in their order."""
+    """The recorded rounds of each worker, in order."""
     rounds = [line.record for line in lines_of(run_folder) if isinstance(line, RoundLine)]
     return [[one for one in rounds if one.worker == worker] for worker in range(WORKERS)]
 
@@ -231,7 +237,7 @@ def _plan(profile: Profile, small: int, extra: float) -> Plan:
 
 
 def _settled(profile: Profile, folder: Path) -> dict[str, Settled]:
-    """The plan for each extra time, its pair measured until the rounds agree."""
+    """The plan for each extra time, whose pair was measured until the rounds agreed."""
     found = {}
     with ExitStack() as alive:
         measure = None

@@ -1,21 +1,23 @@
-"""Two batch sizes against one smaller size where a step's fixed time differs from worker to worker.
+"""Two batch sizes against one smaller size where workers differ in the fixed time of a step.
 
-Where all workers are alike, a given time is enough for as many steps in all whichever of them have
-the small batch (docs/methods.md), and `benchmarks.methods.dual_accuracy` holds two sizes against a
-uniform smaller one. Here two of its four virtual workers spend a tenth of the others' fixed time on
-a step, as where one kind launches its kernels far quicker, and are as fast per sample. So small
-batches cost less on them, and the same time is enough for more steps if they alone have them. All
-else is as there: CIFAR-100 at 16 px, `resnet8`, 12 epochs, large batch 500, asynchronous.
+Where all workers are alike, a given time allows the same number of steps, whichever of them have
+the small batch (docs/methods.md); `benchmarks.methods.dual_accuracy` compares two sizes with a
+uniform smaller one there. Here, two of its four virtual workers need a tenth of the others' fixed
+time of a step, as where one kind of worker launches its kernels far faster, and the same time per
+sample. So small batches cost less on them, and a given time allows more steps if they alone have
+small batches. All else is as there: CIFAR-100 at 16 px, `resnet8`, 12 epochs, large batch 500,
+asynchronous.
 
 The arms, with the local batches that the planner gives them:
 
     large                      500, 500, 500, 500
-    two-102, two-105           k = 1.02 and 1.05, small batches on the two quick workers
-    uniform-102, uniform-105   all workers the same smaller batch, in the same time
+    two-102, two-105           k = 1.02 and 1.05 (times the time of a round with large batches),
+                               small batches on the two fast workers
+    uniform-102, uniform-105   the same smaller batch on all workers, in the same time
 
-The figures are differences over seeds 0 to 4, paired, with their 95 % interval, in points;
-accuracies are means with their range, updates the steps of all workers in a round. All of it was
-fixed before a run was made.
+Figures are differences over paired seeds 0 to 4, with their 95 % interval, in points; accuracies
+are means with their range; updates are the steps of all workers in a round. All of this was fixed
+before a run was made.
 
 --full makes 25 runs of some five minutes, two at a time on a core each; --quick checks large and
 two-105.
@@ -41,7 +43,7 @@ from benchmarks.methods.dual_accuracy import (
     plan_of,
 )
 
-OVERHEADS = (1.0, 1.0, 0.1, 0.1)
+OVERHEADS = (1.0, 1.0, 0.1, 0.1)  # fixed time of a step of each worker, over the published one
 EXTRA_TIMES = {"102": 1.02, "105": 1.05}
 ARMS = ("large", "two-102", "uniform-102", "two-105", "uniform-105")
 CHECKED = ("large", "two-105")
@@ -49,24 +51,29 @@ CHECKED = ("large", "two-105")
 BENCHMARK = Benchmark(
     "dual_uneven",
     "Two batch sizes at once: where fixed times differ",
-    "The same, where two of the four workers have a tenth of the fixed time of a step",
+    "CIFAR-100 at 16 px, `resnet8`, 12 epochs, four workers of a virtual cluster with the "
+    "published times of a step, but a tenth of its fixed time for two of them, which have the "
+    "small batch; five paired seeds; spread of an accuracy: smallest and largest",
     (
-        Figure("two_over_uniform_points_102", "points", "interval", "accuracy with two batch "
-               "sizes, the small one where steps cost a tenth, less one smaller batch for all, in "
-               "1.02 times the time"),
-        Figure("two_over_uniform_points_105", "points", "interval",
-               "the same in 1.05 times the time"),
-        Figure("two_over_large_points_102", "points", "interval",
-               "two sizes less the large batch alone, 1.02 times the time"),
-        Figure("two_over_large_points_105", "points", "interval",
-               "the same in 1.05 times the time"),
-        Figure("accuracy_two-102", "%", "mean", "accuracy with two sizes, 1.02 times the time"),
-        Figure("accuracy_uniform-102", "%", "mean",
-               "with one smaller batch for all, 1.02 times the time"),
-        Figure("accuracy_two-105", "%", "mean", "with two sizes, 1.05 times the time"),
-        Figure("accuracy_uniform-105", "%", "mean",
-               "with one smaller batch for all, 1.05 times the time"),
-        Figure("accuracy_large", "%", "mean", "with large batches alone"),
+        *(
+            Figure(f"two_over_{name}_points_{extra}", "points", "interval", "accuracy with two "
+                   f"batch sizes minus accuracy with {words}; {times:g} times the time of a round")
+            for name, words in (
+                ("uniform", "one smaller batch for all workers"),
+                ("large", "large batches"),
+            )
+            for extra, times in EXTRA_TIMES.items()
+        ),
+        *(
+            Figure(f"accuracy_{name}-{extra}", "%", "mean",
+                   f"accuracy with {words}; {times:g} times the time of a round")
+            for extra, times in EXTRA_TIMES.items()
+            for name, words in (
+                ("two", "two batch sizes"),
+                ("uniform", "one smaller batch for all workers"),
+            )
+        ),
+        Figure("accuracy_large", "%", "mean", "accuracy with large batches"),
         *(
             Figure(f"updates_{arm}", "steps", "mean", f"steps of all workers in a round, `{arm}`")
             for arm in ARMS
@@ -79,7 +86,7 @@ BENCHMARK = Benchmark(
 
 
 def arms() -> dict[str, Keys]:
-    """All of them."""
+    """Keys of the job by arm."""
     virtual = {
         "sample_seconds": SAMPLE_SECONDS,
         "step_seconds": STEP_SECONDS,
@@ -93,7 +100,7 @@ def arms() -> dict[str, Keys]:
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """All arms with all seeds."""
+    """Train all arms with all seeds."""
     runner = Runner(arguments, folder)
     if not arguments.full:
         figure = BENCHMARK["two_over_large_points_105"]
@@ -104,14 +111,14 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def updates_of(plan: Plan) -> float:
-    """Steps of all workers in a round."""
+    """Number of steps of all workers together in a round."""
     (stage,) = plan.stages
     pairs = zip(stage.samples_per_round, stage.local_batch_sizes, strict=True)
     return sum(samples / batch for samples, batch in pairs)
 
 
 def found_of(runs: Runs, updates: Mapping[str, float]) -> dict[str, list[float]]:
-    """What the runs of all arms over the same seeds say, and their steps in a round."""
+    """All figures, by name, from runs of all arms over the same seeds and steps in a round."""
     accuracies = accuracies_of(runs)
     found = {}
     for name in EXTRA_TIMES:

@@ -1,9 +1,9 @@
 """Adaptive gradient scaling in longer trainings, every arm at its own best rate.
 
-`benchmarks.methods.large_batch` has 15 to 160 steps and no rate is tuned at the large batch. Here
-lengths are 64, 256 and 1,024 steps of the large batch, and every arm has the best of a grid of
-rates. The question: where, by steps and batch, is SGD with gradient scaling (`ags.mode`) more
-accurate than SGD with the same large batch, both at their best?
+`benchmarks.methods.large_batch` trains for 15 to 160 steps and tunes no rate at the large batch.
+Here trainings have 64, 256 and 1,024 steps of the large batch, and every arm has the best of a grid
+of rates. The question: with which batches and numbers of steps is SGD with gradient scaling
+(`ags.mode`) more accurate than SGD with the same large batch, both at their best rates?
 
 Two tasks, 4,096 training images at 8 px of the first ten superclasses of CIFAR-100, drawn evenly
 from the training set:
@@ -11,45 +11,46 @@ from the training set:
     groups-resnet8   resnet8, batch normalization; float32
     groups-vgg8      vgg8, no normalization; bfloat16 where the processor computes in it
 
-Small batch 16; large ones 256 (4, 16 and 64 epochs) and 64 (1, 4 and 16 epochs), each in 4 equal
-parts. One worker with one thread, random crops and flips. SGD has Nesterov momentum 0.9, decay
-5e-4, half a cosine. A warm-up is a line from a tenth of the peak over a tenth of the epochs. Arms
-of a cell (task, batch, steps) have equal epochs:
+The small batch is 16. The large ones are 256 (4, 16 and 64 epochs) and 64 (1, 4 and 16 epochs),
+each in 4 equal parts. One worker has one thread; random crops and flips. SGD has Nesterov momentum
+0.9, weight decay 5e-4 and half a cosine. A warm-up is a straight line from a tenth of the peak
+rate, over a tenth of the epochs. All arms of a cell (task, large batch, steps) have equal epochs:
 
     small   SGD with the small batch, no warm-up
     plain   SGD with the large batch, with and without warm-up
-    norm    the same with `ags.mode=norm`, base batch 16, bounds and look-back as by default, with
-            and without warm-up
-    gain    the same with `ags.mode=gain`
-    muon    Muon, which a plan takes by itself for a large batch, its schedule as a plan has it
+    norm    plain with `ags.mode=norm`, base batch 16, default bounds and look-back, with and
+            without warm-up
+    gain    norm with `ags.mode=gain`
+    muon    Muon, which a plan chooses by itself for a large batch, with the plan's own schedule
 
-Rates. Each arm's rates (for Muon the plan's own) differ by factors of 2. `scaling` is none: any
-rule that scales the rate once is a rate of the grid. A grid begins with three rates, the middle one
-at 64 steps a guess (0.1 for resnet8, 0.05 for vgg8, at the large batch times the root of the ratio
-of batches; Muon's own), at more steps the best one of a quarter of the steps. While the best one is
-at an end, the rate beyond that end is added, up to 2^8 from where the grid began; so every best
-rate is interior. Of equal ones the lowest is taken. With and without warm-up are two grids, of
-which the better counts; at 1,024 steps only that which was better at 256 is made. A training that
-ends because its gradients stay infinite counts as guessing.
+Rates. The rates of an arm's grid are multiples of 0.1 (for Muon, of the plan's own) by powers of 2.
+`scaling` is none: a rule that scales the rate once gives a rate of the grid. A grid begins with
+three neighbouring rates. At 64 steps the middle one is a guess: 0.1 for resnet8 and 0.05 for vgg8,
+at the large batch times the square root of the ratio of batches; Muon's own. At more steps it is
+the best one at a quarter of the steps. While the best rate is at an end of the grid, the next rate
+beyond that end is added, up to 2^8 from the first one; so every best rate is interior. Of equally
+good rates the lowest is taken. Trainings with and without warm-up have a grid each, and the better
+of the two counts; at 1,024 steps only the one that was better at 256 is made. A training that ends
+because its gradients stay infinite counts as guessing.
 
 Rates are tuned with seed 10 on other images: 4,096 training images that are not among those above,
-and 5,000 held out from the training set. What is reported is of seeds 0 to 2 (the same first
-weights and order of images in all arms), accuracy on all 5,000 test images after the last epoch. No
-rate is chosen by it. As rates are chosen by one seed, an arm may stand at the neighbour of its best
+and 5,000 held out from the training set. Reported is the accuracy on all 5,000 test images after
+the last epoch, with seeds 0 to 2 (the same initial weights and order of images in all arms); no
+rate is chosen by it. As a single seed chooses the rates, an arm may have the neighbour of its best
 rate.
 
-`ags` is the better of norm and gain, cell by cell, by the accuracy that tuning saw. Differences are
-paired, in points (hundredths of a share), with Student's 95 % interval; for each batch and number
-of steps the mean over both tasks is taken seed by seed, and each task is given besides. A gain is
-an interval above 0.
+`ags` is the better of norm and gain, cell by cell, by the accuracy of tuning. Differences are
+paired, in points (hundredths of a share), with Student's 95 % interval. For each batch and number
+of steps, the mean over both tasks is taken seed by seed; each task is given besides. An arm gains
+where the interval is above 0.
 
-Not among the arms: LARS, which `large_batch` has at its published rate, for the sake of the time;
-AdaScale (`scaling=gain`); batches whose noise is all but gone.
+Not among the arms, to save time: LARS, which `large_batch` has at its published rate; AdaScale
+(`scaling=gain`); and batches with hardly any gradient noise.
 
---full gathers what is not there yet, one process a task (`gradient_scaling_runs`, which can be
-stopped and gone on with): plain, norm and gain of all cells first, then muon and small; some 400
-runs of 1 to 60 s. --quick makes plain and norm at the
-middle rates, 64 steps of 256, `groups-resnet8`, once.
+--full makes the missing runs, with one process for each task (`gradient_scaling_runs`, which can be
+stopped and continued): plain, norm and gain of all cells first, then muon and small; some 400 runs
+of 1 to 60 s. --quick makes plain and norm at the middle rates for 64 steps of 256 of
+`groups-resnet8`, once.
 """
 
 from __future__ import annotations
@@ -79,40 +80,33 @@ from benchmarks.methods.gradient_scaling_runs import (
     first_power,
 )
 
-COMPARED = ("ags", "norm", "gain", "muon", "small")  # each less plain
+COMPARED = ("ags", "norm", "gain", "muon", "small")  # each minus plain
 WORDS = {
-    "ags": "test accuracy with gradient scaling less that of SGD with the same large batch, both "
-    "at their best rates",
-    "norm": "`ags.mode=norm`: the same",
-    "gain": "`ags.mode=gain`: the same",
-    "muon": "Muon less SGD with the same large batch, both at their best rates",
-    "small": "SGD with batch 16 less SGD with the large batch",
+    "ags": "accuracy with gradient scaling (the better of `norm` and `gain`) minus SGD",
+    "norm": "accuracy with `ags.mode=norm` minus SGD",
+    "gain": "accuracy with `ags.mode=gain` minus SGD",
+    "muon": "accuracy with Muon minus SGD",
+    "small": "accuracy of SGD with batch 16 minus SGD with the large batch",
 }
 ORDER = tuple(product(sorted(BATCHES), STEPS))
-
-
-def _where(batch: int, steps: int, first: str) -> str:
-    """Words of a row: in full in the first one of a kind."""
-    place = f"batch {batch}, {steps:,} steps"
-    return f"{first}; {place}" if (batch, steps) == ORDER[0] else place
-
 
 BENCHMARK = Benchmark(
     "gradient_scaling_long",
     "Gradient scaling in longer trainings",
-    "4,096 images of CIFAR-100 at 8 px in ten groups, `resnet8` and `vgg8`, base batch 16, equal "
-    "epochs, every arm at the best interior rate (other seed, other images), three paired seeds; "
-    "mean over both tasks unless one is named",
+    "4,096 images of CIFAR-100 at 8 px in ten groups, `resnet8` and `vgg8`, base batch 16; arms "
+    "have the same large batch and equal epochs, each at its best rate, tuned with another seed "
+    "and on other images; three paired seeds; mean over both tasks unless one is named",
     (
         *(
             Figure(f"{arm}_over_plain_points_{batch}_{steps}", "points", "interval",
-                   _where(batch, steps, WORDS[arm]), above=0.0 if arm == "ags" else None)
+                   f"{WORDS[arm]}; batch {batch}, {steps:,} steps",
+                   above=0.0 if arm == "ags" else None)
             for arm in COMPARED
             for batch, steps in ORDER
         ),
         *(
             Figure(f"ags_over_plain_points_{task}_{batch}_{steps}", "points", "interval",
-                   _where(batch, steps, f"`{task}`: gradient scaling less SGD"), above=0.0)
+                   f"{WORDS['ags']}, `{task}`; batch {batch}, {steps:,} steps", above=0.0)
             for task in TASKS
             for batch, steps in ORDER
         ),
@@ -136,7 +130,7 @@ Accuracies = Mapping[Cell, Mapping[str, Sequence[float]]]
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Gather what is not there, and score; with --quick score what is there, and check."""
+    """With --full make the missing runs; score the kept ones; with --quick check one cell."""
     data, keep = arguments.data, arguments.keep
     assert data is not None
     assert keep is not None
@@ -162,7 +156,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def _checked(data: Path, folder: Path) -> dict[str, list[float]]:
-    """One short cell at the middle rates, with one seed."""
+    """Train plain and norm in one short cell at the middle rates, with one seed."""
     cell = Cell("groups-resnet8", BATCHES[0], STEPS[0])
     gathered = Gathered(cell.task, RunLinesHere(folder / "check.jsonl", folder), data, folder)
     plain, norm = (
@@ -174,7 +168,7 @@ def _checked(data: Path, folder: Path) -> dict[str, list[float]]:
 
 
 def _gather(lines: Mapping[str, Path], data: Path) -> None:
-    """One process a task, each with one thread, until all have ended."""
+    """Make the missing runs in one process a task, each with one thread."""
     module = "benchmarks.methods.gradient_scaling_runs"
     processes = {
         task: subprocess.Popen(
@@ -198,7 +192,7 @@ def _gather(lines: Mapping[str, Path], data: Path) -> None:
 
 
 def found_of(found: Accuracies) -> dict[str, list[float]]:
-    """What the arms that are there say."""
+    """All figures, by name, that the accuracies at hand allow."""
     made: dict[str, list[float]] = {}
     for batch, steps in ORDER:
         there = {task: found[cell] for task in TASKS if (cell := Cell(task, batch, steps)) in found}

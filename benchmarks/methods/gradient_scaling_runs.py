@@ -1,12 +1,12 @@
-"""Trainings for `benchmarks.methods.gradient_scaling_long`: one task's, in this process, kept line
+"""Trainings of one task for `benchmarks.methods.gradient_scaling_long`, in this process, kept line
 by line.
 
     python -m benchmarks.methods.gradient_scaling_runs TASK [--data DIR] [--limit-minutes M]
         [--lines FILE]
 
-What is compared, and how rates are tuned, stands in the head of that benchmark. A training that a
-line tells of is not made again as long as its plan is the same. After M minutes nothing is started
-any more.
+The head of that benchmark describes what is compared and how rates are tuned. A training that has a
+kept line is not repeated as long as its plan is the same. After M minutes no further training is
+started.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ TASKS: Mapping[str, Task] = {
 LINES = RESULTS / "kept" / "gradient_scaling_long"
 
 SMALL_BATCH = 16
-BATCHES = (256, 64)  # in the order in which they are made
+BATCHES = (256, 64)  # large batches, in the order in which they are trained
 PARTS = 4
 STEPS = (64, 256, 1024)
 SEEDS, TUNING_SEED = range(3), 10
 
-RATE_UNIT = 0.1  # of SGD
-FIRST = {"groups-resnet8": 0, "groups-vgg8": -1}  # powers of 2 of it that small batches begin with
-FARTHEST = 8  # powers of 2 from there
+RATE_UNIT = 0.1  # rates of SGD are this times powers of 2
+FIRST = {"groups-resnet8": 0, "groups-vgg8": -1}  # power of 2 of the small batch's first rate
+FARTHEST = 8  # most powers of 2 between the first rate and any other
 WARMUP, WARMUP_START = 0.1, 0.1  # of the epochs, and of the peak
 
 
@@ -56,12 +56,12 @@ class Cell(NamedTuple):
 
     @property
     def title(self) -> str:
-        """For reports."""
+        """Name of the cell in reports."""
         return f"{self.task}, batch {self.batch}, {self.steps} steps"
 
     @property
     def epochs(self) -> int:
-        """What both batches train."""
+        """Epochs of all arms."""
         return self.steps * self.batch // IMAGES
 
 
@@ -69,7 +69,7 @@ class Setting(NamedTuple):
     """How an arm trains in a cell."""
 
     arm: str  # of `ARMS`
-    power: int  # of 2, of the rate
+    power: int  # rate as a power of 2, times `RATE_UNIT` or the plan's own rate
     warm: bool  # whether there is a warm-up
 
 
@@ -78,9 +78,9 @@ class Arm:
     """A way to train.
 
     Attributes:
-        words: Of a job, besides those of all.
-        small: Whether it has the small batch.
-        warm: With and without a warm-up, whichever is better.
+        words: Keys of the job, besides those that all arms share.
+        small: Whether it trains with the small batch.
+        warm: Variants with and without a warm-up, of which the better counts.
     """
 
     words: str
@@ -102,11 +102,11 @@ ARMS: Mapping[str, Arm] = {
 }
 SCALED = ("norm", "gain")
 ROUNDS = (("plain", *SCALED), ("muon", "small"))
-"""Arms in the order in which they are made: what the question is about first, in all cells."""
+"""Arms in the order in which they are trained: first, in all cells, those of the main question."""
 
 
 def cells(task: str) -> Iterator[Cell]:
-    """In the order in which they are made."""
+    """The cells of a task, in the order in which they are trained."""
     return (Cell(task, batch, steps) for batch, steps in product(BATCHES, STEPS))
 
 
@@ -137,12 +137,12 @@ def plan_of(cell: Cell, setting: Setting, seed: int, known: Opened) -> Plan:
 
 
 def precision_of(task: str) -> Precision:
-    """Float32 for the network whose convolutions are too narrow to gain by bfloat16."""
+    """Precision of a task; resnet8's convolutions are too narrow to gain by bfloat16."""
     return "float32" if TASKS[task].network == "resnet8" else quick_precision()
 
 
 def wanted(cell: Cell, setting: Setting, seed: int, known: Opened) -> Wanted:
-    """The run of a training, with what its line says of it."""
+    """The run of a training, with the facts for its kept line."""
     plan = plan_of(cell, setting, seed, known)
     batch = plan.stages[-1].global_batch_size
     warm = "" if setting.warm == ARMS[setting.arm].warm[0] else "-cold"
@@ -167,26 +167,26 @@ def wanted(cell: Cell, setting: Setting, seed: int, known: Opened) -> Wanted:
 
 
 class OutOfTimeError(Exception):
-    """Nothing is to be started any more."""
+    """The time limit has passed: no further training is started."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning chose for an arm."""
+    """The setting that tuning chose for an arm."""
 
     setting: Setting
     accuracy: float  # on the images that rates are tuned on, in percent
 
     @property
     def told(self) -> dict[str, Any]:
-        """As a report has it."""
+        """The setting and its accuracy, for a report."""
         return {**self.setting._asdict(), "accuracy": self.accuracy}
 
 
 def next_power(accuracies: Mapping[int, float], first: int) -> int | None:
-    """The power of 2 whose rate is to be tried next; ``None``: the best one is interior.
+    """The power of 2 whose rate is tried next; ``None``: the best one is interior, or too far.
 
-    The first, those beside it, and then what is beyond the end that is best.
+    First comes ``first``, then its neighbours, then the next one beyond the end that is best.
     """
     for power in (first, first - 1, first + 1):
         if power not in accuracies:
@@ -197,19 +197,19 @@ def next_power(accuracies: Mapping[int, float], first: int) -> int | None:
 
 
 def best_power(accuracies: Mapping[int, float]) -> int:
-    """The power with the highest accuracy; of equal ones the lowest."""
+    """The power with the highest accuracy; of equally good ones the lowest."""
     return max(accuracies, key=lambda power: (accuracies[power], -power))
 
 
 class Gathered:
-    """A task's trainings: what is there, and what is made as it is asked for.
+    """A task's trainings: kept ones are reused, others are made when they are needed.
 
     Args:
-        task: Of `TASKS`.
-        runs: Keeps them.
+        task: Name of the task, from `TASKS`.
+        runs: Kept runs of the task.
         data: Folder of the original data.
-        folder: Takes copies of images.
-        until: Nothing is made after it (`time.monotonic`).
+        folder: Folder for copies of images.
+        until: No training is started after this time (`time.monotonic`).
     """
 
     def __init__(
@@ -220,9 +220,9 @@ class Gathered:
         self._tuning = open_images(TASKS[task], data, folder, look=IMAGES)
 
     def runs(self) -> dict[Cell, dict[str, list[Run]]]:
-        """By cell and arm the reported runs, seed by seed: what time is enough for.
+        """The reported runs, seed by seed, by cell and arm, as far as time allows.
 
-        ``ags`` is the better of the arms with factors, by what tuning saw.
+        ``ags`` is the better of the arms with factors, by the accuracy of tuning.
         """
         found: dict[Cell, dict[str, list[Run]]] = {}
         try:
@@ -237,11 +237,11 @@ class Gathered:
         return found
 
     def reported(self, cell: Cell, setting: Setting, seeds: Iterable[int] = SEEDS) -> list[Run]:
-        """What a setting reaches on the test images, seed by seed."""
+        """The runs of a setting that are evaluated on the test images, seed by seed."""
         return [self._run(wanted(cell, setting, seed, self._reported)) for seed in seeds]
 
     def tuned(self, cell: Cell, arm: str) -> Tuned:
-        """The arm's setting with the best accuracy on the images that rates are tuned on."""
+        """An arm's setting with the best accuracy on the images for tuning."""
         before = cell.steps // (STEPS[1] // STEPS[0])
         shorter = self.tuned(cell._replace(steps=before), arm) if before in STEPS else None
         warm = ARMS[arm].warm
@@ -269,10 +269,10 @@ class Gathered:
 
 
 def first_power(cell: Cell, arm: str) -> int:
-    """Where the rates of the shortest trainings begin.
+    """The power of 2 of the first rate of the shortest trainings.
 
-    Muon's at its own; SGD's at the small batch's, or for the large batch at the root of the ratio
-    of batches times that.
+    0, the plan's own rate, for Muon; for SGD that of the small batch, times the square root of the
+    ratio of batches for the large batch.
     """
     if ARMS[arm].own_rate:
         return 0
@@ -284,7 +284,7 @@ def first_power(cell: Cell, arm: str) -> int:
 
 
 def main() -> None:
-    """Gather one task."""
+    """Read the command line and make the missing runs of one task."""
     parser = make_parser(__doc__)
     parser.add_argument("task", choices=tuple(TASKS))
     add_gathering(parser, None)

@@ -1,30 +1,30 @@
 """The hybrid in real processes: time and accuracy against large batches and each half alone.
 
 12,288 training images of CIFAR-100, evenly drawn, and all 10,000 held-out ones; `resnet8`, bfloat16
-where the processor computes in it, two workers with a core each and the parameter server besides
+where the processor computes in it; two workers with a core each and the parameter server besides
 (`asp`), real processes throughout, started as a user starts them. 14 epochs in three stages of the
-learning rate (4, 2 and 1 parts of them, each at a tenth of the rate before; 0.1 at batch 128, by
-the square root at 500). The arms:
+learning rate (4, 2 and 1 parts of them, each with a tenth of the rate before; 0.1 at batch 128,
+scaled with the square root to 500). The arms:
 
     large     both workers with local batch 500, the paper's, at 32 px
     dual      one worker with 500, one with the small batch that takes 1.1 times the time, at 32 px
-    cyclic    both with 500, each stage through 24 and 32 px
+    cyclic    both workers with 500, each stage through 24 and 32 px
     hybrid    the batches of `dual` through the resolutions of `cyclic`
 
-The job is probed once; the plans of `dual` and `hybrid` are made as `batchwright run` makes them:
-their pairs of batches are measured side by side and the plan made again until the rounds agree.
-Epochs and samples are the same in all arms. One training at a time has the machine to itself, the
-order of the arms turns from seed to seed; seeds 0 to 4 (--quick: 0) are paired: the same first
+The job is probed once. The plans of `dual` and `hybrid` are made as `batchwright run` makes them:
+their two batches are measured side by side, and the plan is made again until the rounds agree.
+Epochs and samples are the same in all arms. One training at a time has the machine to itself, and a
+different arm comes first with each seed. Seeds 0 to 4 (--quick: 0) are paired: the same initial
 weights, the same order of samples.
 
-`hybrid_time_saved` is 1 - hybrid / large of the seconds of training, exchange and waiting counted,
-evaluation not; median and quartiles. Accuracy is of the last epoch; gains are mean differences in
-points with their 95 % interval. Goals: 8.9 % of the time, as the paper saved with three of four
-workers on small batches (10.1 % with none, and 5.1 % with half of them, as here), and a gain in
-accuracy whose interval is above 0.
+`hybrid_time_saved` is 1 - hybrid / large of the seconds of training, which include exchange and
+waiting but no evaluation; median and quartiles. Accuracy is that of the last epoch; gains are mean
+differences in points with their 95 % interval. Goals: 8.9 % of the time, which the paper saved with
+three of four workers on small batches (10.1 % with none, 5.1 % with half of them, as here), and a
+gain in accuracy whose interval is above 0.
 
 --full takes some 17 minutes on two cores. --keep keeps plans and finished trainings, so that it can
-be stopped and started again; then nothing is probed a second time.
+be stopped and started again without a second probe.
 """
 
 from __future__ import annotations
@@ -61,26 +61,33 @@ ARM_WORDS = {
     "large": "large batches at 32 px",
     "dual": "two batch sizes at 32 px",
     "cyclic": "large batches through 24 and 32 px in each stage",
-    "hybrid": "`hybrid`: two batch sizes through 24 and 32 px",
+    "hybrid": "`hybrid`, two batch sizes through 24 and 32 px in each stage",
 }
 
 
 def figures_of(
     arm_words: Mapping[str, str], time: str = "training time", at_least: float | None = None
 ) -> tuple[Figure, ...]:
-    """Figures of the hybrid beside the other arms; ``at_least``: share of the time to save."""
+    """The figures of `hybrid` beside the other arms.
+
+    Args:
+        arm_words: Descriptions of the arms, by name.
+        time: What the times are, for the descriptions of figures.
+        at_least: Goal: share of the time of large batches that `hybrid` saves.
+    """
+    large = arm_words["large"]
     return (
-        Figure("hybrid_time_saved", "share", "median", f"{time} that `hybrid` saves over "
-               "large batches at the highest resolution", at_least=at_least),
+        Figure("hybrid_time_saved", "share", "median", f"{time} that `hybrid` saves over {large}",
+               at_least=at_least),
         Figure("hybrid_accuracy_points", "points", "interval",
-               "its accuracy less theirs, paired seeds", above=0.0),
+               f"accuracy of `hybrid` minus accuracy with {large}, paired seeds", above=0.0),
         Figure("hybrid_over_dual_points", "points", "interval",
-               "its accuracy less that of two batch sizes alone"),
+               f"accuracy of `hybrid` minus accuracy with {arm_words['dual']}"),
         Figure("hybrid_over_cyclic_points", "points", "interval",
-               "its accuracy less that of the cycle alone"),
+               f"accuracy of `hybrid` minus accuracy with {arm_words['cyclic']}"),
         *(
             Figure(f"seconds_{arm}_over_large", "ratio", "median",
-                   f"{time} over that of large batches: {words}")
+                   f"{time} over that of {large}: {words}")
             for arm, words in arm_words.items()
             if arm != "large"
         ),
@@ -95,7 +102,7 @@ BENCHMARK = Benchmark(
     "hybrid",
     "Two batch sizes and low resolutions first, in real processes",
     "CIFAR-100, `resnet8`, two workers with a core each and the parameter server besides, 14 "
-    "epochs in three stages of the rate; spread of an accuracy: least and most",
+    "epochs in three stages of the rate; spread of an accuracy: smallest and largest",
     figures_of(ARM_WORDS, at_least=0.089),
     seeds=SEEDS,
     needs_data="always",
@@ -103,7 +110,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """All arms for each seed."""
+    """Train all arms with each seed."""
     keep = arguments.keep
     keep.mkdir(parents=True, exist_ok=True)
     plans = _plans(smaller_cifar100(arguments.data, IMAGES, folder / "images"), keep, folder)
@@ -116,7 +123,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def in_turns(plans: Mapping[str, Plan], seeds: Sequence[int]) -> list[Wanted]:
-    """Each arm for each seed, another one first each time."""
+    """The runs of all arms with each seed; with each seed a different arm comes first."""
     names = list(plans)
     return [
         Wanted(name, seed, _with_seed(plans[name], seed))
@@ -126,7 +133,7 @@ def in_turns(plans: Mapping[str, Plan], seeds: Sequence[int]) -> list[Wanted]:
 
 
 def found_of(runs: Runs) -> dict[str, list[float]]:
-    """What runs of all arms over the same seeds say."""
+    """All figures, by name, from runs of all arms over the same seeds."""
     accuracies = accuracies_of(runs)
     over = {
         arm: ratios(_seconds(runs[arm]), _seconds(runs["large"])) for arm in ARMS if arm != "large"
@@ -152,7 +159,7 @@ def _seconds(runs: Sequence[Run]) -> list[float]:
 
 
 def _plans(data: Path, keep: Path, folder: Path) -> dict[str, Plan]:
-    """The plan of each arm; those in ``keep`` are as they were, wherever the images are now."""
+    """The plan of each arm; plans kept in ``keep`` are reused for the images in ``data``."""
     source = f"cifar100:{data}"
     files = {name: keep / f"{name}.plan.json" for name in ARMS}
     if not all(file.exists() for file in files.values()):
@@ -178,7 +185,7 @@ def _plans(data: Path, keep: Path, folder: Path) -> dict[str, Plan]:
 
 
 def _planned(profile: Profile, keys: Mapping[str, Any], folder: Path, alive: ExitStack) -> Plan:
-    """The plan of an arm; a pair of batch sizes is measured until its rounds agree."""
+    """The plan of an arm; two batch sizes are measured side by side until their rounds agree."""
     first = verbs.plan(profile, **keys)
     if not pairs_of(first):
         return first

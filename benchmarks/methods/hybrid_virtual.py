@@ -1,20 +1,20 @@
 """The hybrid in a virtual cluster: time and accuracy against large batches and each half alone.
 
-The cluster, images, epochs and times of a step are those of `benchmarks.methods.dual_accuracy`:
+Cluster, images, epochs and times of a step are those of `benchmarks.methods.dual_accuracy`:
 CIFAR-100 at 16 px, all 50,000 images, `resnet8`, 12 epochs, four virtual workers and a parameter
 server (`asp`). The two batch sizes are those that were best there: three of four workers have the
-small batch, in 1.1 times the time. The rate goes down in three stages (4, 2 and 1 parts of the
-epochs, each at a tenth of the rate before) in all arms, so that they differ in nothing else:
+small batch, in 1.1 times the time. The rate decreases in three stages (4, 2 and 1 parts of the
+epochs, each with a tenth of the rate before) in all arms, which differ in nothing but:
 
     large     all workers with local batch 500, the paper's, at 16 px
     dual      three workers with the small batch, at 16 px
     cyclic    all with 500, each stage through 12 and 16 px (the paper's proportion)
     hybrid    the batches of `dual` through the resolutions of `cyclic`
 
-Seeds 0 to 4 are paired: the same first weights, the same order of samples. Accuracy is of the last
-epoch, over 10,000 held-out images; times are simulated, so they have no spread. The goal: a gain of
-the hybrid over large batches whose 95 % interval is above 0. All of it was fixed before a run was
-made.
+Seeds 0 to 4 are paired: the same initial weights, the same order of samples. Accuracy is that of
+the last epoch, over 10,000 held-out images; times are simulated, so they have no spread. The goal
+is a gain of the hybrid over large batches whose 95 % interval is above 0. All of this was fixed
+before a run was made.
 
 --full makes 20 runs of some four minutes, two at a time on a core each; --quick checks large and
 hybrid.
@@ -36,15 +36,15 @@ ARM_WORDS = {
     "large": "large batches at 16 px",
     "dual": "two batch sizes at 16 px",
     "cyclic": "large batches through 12 and 16 px in each stage",
-    "hybrid": "`hybrid`: two batch sizes through 12 and 16 px",
+    "hybrid": "`hybrid`, two batch sizes through 12 and 16 px in each stage",
 }
 
 BENCHMARK = Benchmark(
     "hybrid_virtual",
     "Two batch sizes and low resolutions first, in a virtual cluster",
     "CIFAR-100 at 16 px, `resnet8`, 12 epochs in three stages of the rate, four workers of a "
-    "virtual cluster with the published times of a step, three of them with the small batch, 1.1 "
-    "times the time; five paired seeds; spread of an accuracy: least and most",
+    "virtual cluster with the published times of a step, three of them with the small batch in 1.1 "
+    "times the time; five paired seeds; spread of an accuracy: smallest and largest",
     figures_of(ARM_WORDS, "simulated training time"),
     seeds=SEEDS,
     needs_data="always",
@@ -67,7 +67,7 @@ def arms() -> Mapping[str, Keys]:
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """All arms with all seeds."""
+    """Train all arms with all seeds."""
     runner = Runner(arguments, folder)
     if not arguments.full:
         figure = BENCHMARK["hybrid_accuracy_points"]

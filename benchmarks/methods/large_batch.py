@@ -1,56 +1,59 @@
 """What a large batch costs in accuracy at equal epochs, and what wins it back.
 
-Four tasks, each with a small batch and one 15 to 32 times as large, one worker in one process on
-one core, bfloat16 where the processor computes in it (digits in float32); a large batch goes
-through the network in 8 equal parts in every arm, so batch normalization sees an eighth of it, and
-norms of 8 partial gradients are at hand:
+Four tasks, each with a small batch and one 15 to 32 times as large. One worker trains in one
+process on one core, in bfloat16 where the processor computes in it (digits in float32). A large
+batch goes through the network in 8 equal parts in every arm, so batch normalization sees an eighth
+of it, and the norms of 8 partial gradients are known:
 
-    digits              resnet8,  8 px, all  1,437 images,  5 epochs, batch 479 against 32
-    cifar-resnet8       resnet8, 16 px,     20,480 images,  8 epochs, batch 2,048 against 64
-    cifar-vgg8          vgg8,    16 px,     20,480 images,  8 epochs, batch 1,024 against 64
-    imagenette-resnet8  resnet8, 64 px,      1,920 images, 10 epochs, batch 960 against 32
+    task                network   side   training images  epochs  large and small batch
+    digits              resnet8    8 px  all  1,437        5         479 and 32
+    cifar-resnet8       resnet8   16 px      20,480        8       2,048 and 64
+    cifar-vgg8          vgg8      16 px      20,480        8       1,024 and 64
+    imagenette-resnet8  resnet8   64 px       1,920       10         960 and 32
 
-The CIFAR tasks are CIFAR-100's 100 classes at half their side, for the sake of the some 230 runs;
-imagenette2-160 is ten classes of ImageNet. Training images are drawn evenly over the originals, all
-held-out images are evaluated, after the last epoch. SGD has Nesterov momentum 0.9 and decay 5e-4 of
-matrices and kernels; its rate at the small batch stands in
-`benchmarks.methods.large_batch_arms.TASKS`, fixed with batches, epochs and images before any arm
-with AGS was run. No arm's rate is tuned at the large batch. Half a cosine in all; a warm-up takes a
-tenth of the epochs. Muon's default rates and the form of AGS were settled after looks at these
-tasks with seeds 10 to 14.
+The cifar tasks have CIFAR-100's 100 classes at half their side, to save time: some 230 runs are
+made. imagenette2-160 is ten classes of ImageNet. Training images are drawn evenly over the
+originals; all held-out images are evaluated, after the last epoch. SGD has Nesterov momentum 0.9
+and weight decay 5e-4 on matrices and kernels. Its rate at the small batch stands in
+`benchmarks.methods.large_batch_arms.TASKS`; it was fixed, with batches, epochs and images, before
+any arm with AGS (adaptive gradient scaling) was run. No arm's rate is tuned at the large batch. All
+arms have half a cosine; a warm-up takes a tenth of the epochs. Muon's default rates and the form of
+AGS were chosen after trying these tasks with seeds 10 to 14.
 
-    small-half, small, small-double    the small batch, SGD at half, once and twice that rate
+    small-half, small, small-double    the small batch, SGD at half, once and twice its rate
     small-muon-half, small-muon, small-muon-double
                                        the small batch, Muon at half, once and twice its
                                        default rate
-    unscaled, linear                   the large batch at the small one's rate, or at as many times
-                                       that as the batch, no warm-up; the better is called plain
-    linear-warmup, sqrt-warmup         the rate scaled with the batch or its root, after a warm-up
+    unscaled, linear                   the large batch at the small batch's rate, or at that rate
+                                       times the ratio of batches, no warm-up; the better one is
+                                       called plain
+    linear-warmup, sqrt-warmup         the rate scaled with the batch or its square root, warm-up
     lars                               peak rate 5, trust 0.001, warm-up (ResNet-50 of MLPerf 0.6 at
-                                       batches below 8,192); vectors at SGD's rate, scaled alike
-    lamb                               peak rate 4/800 times the root of batch / 512, decay 0.01,
-                                       warm-up (You et al. 2019, ResNet-50)
+                                       batches below 8,192); vectors have SGD's rate, scaled the
+                                       same way
+    lamb                               peak rate 4/800 times the square root of batch / 512, decay
+                                       0.01, warm-up (You et al. 2019, ResNet-50)
     adascale                           `scaling=gain`, no warm-up
-    ags-norm, ags-gain                 `ags.mode` on top of sqrt scaling, both together within
-                                       linear scaling, after a warm-up
-    ags-gain-none                      the same on a rate that is not scaled besides, no warm-up
-    muon                               `optimizer=muon` at its default rate, otherwise as a job has
-                                       it
-    picked                             a job that names task, batch and epochs and nothing else
-    picked-low, picked-high            the same plan with its rates over and times the root of 3
+    ags-norm, ags-gain                 `ags.mode` on top of square root scaling, together at most
+                                       linear scaling, warm-up
+    ags-gain-none                      `ags.mode=gain` on the unscaled rate, no warm-up
+    muon                               `optimizer=muon` at its default rate, else a job's defaults
+    picked                             a job that names task, batch and epochs, and nothing else
+    picked-low, picked-high            the same plan with its rates divided and multiplied by the
+                                       square root of 3
 
 Figures are of test accuracy in points (hundredths of a share), over seeds 0 to 4, paired: the same
-first weights and order of images in all arms. For each seed the mean over the four tasks is taken;
-mean over the seeds and its 95 % interval are given, and goals are on the mean. All arms are made
-with seeds 0 and 1, which also say which is "best", task by task; what differences are taken of
-goes on with all seeds: the best small-batch arm of SGD and of Muon, plain, the best untuned one,
-`AGS_ARM` and the same without factors, muon and picked.
+initial weights and order of images in all arms. For each seed the mean over the four tasks is
+taken; the figure is the mean over the seeds with its 95 % interval, and goals apply to the mean.
+All arms are made with seeds 0 and 1, which also choose the "best" arms, task by task. The arms that
+differences are taken of continue with all seeds: the best small-batch arm of SGD and of Muon,
+plain, the best untuned arm, `AGS_ARM` and the same without factors, muon and picked.
 
-`ags` in the name of a figure is `AGS_ARM`. Its rate is that of sqrt-warmup, the same without
-factors (added when two seeds of it had been seen). Untuned are unscaled, linear, linear-warmup,
-sqrt-warmup, lars, lamb and adascale. The gap is that from plain to the best small-batch SGD. The
-spread of rates is largest less smallest of the three picked arms with the seeds that all have, mean
-and range over the tasks.
+`ags` in the name of a figure is `AGS_ARM`. Its rate is that of sqrt-warmup, which is the same arm
+without factors (added when two seeds of `AGS_ARM` had been seen). Untuned arms are unscaled,
+linear, linear-warmup, sqrt-warmup, lars, lamb and adascale. The gap is the best small-batch SGD
+minus plain. The spread of rates is the largest minus the smallest accuracy of the three picked
+arms, with the seeds that all three have: mean and range over the tasks.
 
 A run that ends because its gradients stay infinite counts as guessing.
 
@@ -93,36 +96,41 @@ Accuracies = Mapping[str, Mapping[str, Sequence[float]]]
 BENCHMARK = Benchmark(
     "large_batch",
     "Large batches",
-    "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), batches 479 to "
-    "2,048 against 32 and 64, equal epochs (5 to 10), five paired seeds; plain: the better of a "
-    "rate that is not scaled and one that is scaled linearly; small-batch SGD: the best of three "
-    "rates",
+    "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), large batches "
+    "of 479 to 2,048 against small ones of 32 and 64, equal epochs (5 to 10), five paired seeds; "
+    "plain: SGD with the large batch, the better of an unscaled and a linearly scaled rate; "
+    "small-batch SGD: the best of three rates; the gap: small-batch SGD minus plain",
     (
-        Figure("ags_over_plain_points", "points", "interval", "test accuracy with adaptive "
-               "gradient scaling less plain training with the large batch", at_least=9.0),
-        Figure("ags_least_over_plain_points", "points", "interval",
-               "the same on the task where it gains least", at_least=0.0),
-        Figure("ags_over_best_untuned_points", "points", "interval", "the same less the best other "
-               "way without tuning: linear or sqrt scaling, warm-up, LARS, LAMB, AdaScale",
-               at_least=2.0),
-        Figure("ags_over_its_rate_points", "points", "interval",
-               "the same less the same rate without factors"),
-        Figure("gap_closed", "share", "interval",
-               "share of the gap to small-batch training that it closes", at_least=0.5),
-        Figure("picked_gap_closed", "share", "interval",
-               "the same for what the plan picks by itself", at_least=0.95),
-        Figure("picked_rate_spread_points", "points", "mean",
-               "what a factor of 3 in its base rate changes", at_most=2.0),
-        Figure("picked_under_best_small_points", "points", "interval",
-               "small-batch training with the best optimizer less what the plan picks"),
-        Figure("muon_over_plain_points", "points", "interval", "`optimizer=muon` less plain"),
+        Figure("ags_over_plain_points", "points", "interval", "accuracy with adaptive gradient "
+               "scaling minus plain large-batch SGD", at_least=9.0),
+        Figure("ags_least_over_plain_points", "points", "interval", "accuracy with adaptive "
+               "gradient scaling minus plain large-batch SGD, on the task where it gains least",
+               at_least=0.0),
+        Figure("ags_over_best_untuned_points", "points", "interval", "accuracy with adaptive "
+               "gradient scaling minus the best other way without tuning: linear or square root "
+               "scaling, warm-up, LARS, LAMB, AdaScale", at_least=2.0),
+        Figure("ags_over_its_rate_points", "points", "interval", "accuracy with adaptive gradient "
+               "scaling minus the same rate without its factors"),
+        Figure("gap_closed", "share", "interval", "share of the gap between plain large-batch SGD "
+               "and small-batch SGD that adaptive gradient scaling closes", at_least=0.5),
+        Figure("picked_gap_closed", "share", "interval", "share of the gap between plain "
+               "large-batch SGD and small-batch SGD that the plan's own choice closes",
+               at_least=0.95),
+        Figure("picked_rate_spread_points", "points", "mean", "largest minus smallest accuracy of "
+               "the plan's own choice where its rates differ by a factor of 3", at_most=2.0),
+        Figure("picked_under_best_small_points", "points", "interval", "accuracy of small-batch "
+               "training with the best optimizer minus the plan's own choice with the large batch"),
+        Figure("muon_over_plain_points", "points", "interval",
+               "accuracy with `optimizer=muon` minus plain large-batch SGD"),
         *(
-            Figure(f"plain_loses_points_{task}", "points", "interval", words, at_least=10.0)
+            Figure(f"plain_loses_points_{task}", "points", "interval",
+                   f"accuracy of small-batch SGD minus plain large-batch SGD: {words}",
+                   at_least=10.0)
             for task, words in (
-                ("digits", "small-batch SGD less plain: digits, 479 against 32"),
-                ("cifar-resnet8", "CIFAR-100 with `resnet8`, 2,048 against 64"),
-                ("cifar-vgg8", "CIFAR-100 with `vgg8`, 1,024 against 64"),
-                ("imagenette-resnet8", "Imagenette, 960 against 32"),
+                ("digits", "digits, batch 32 against 479"),
+                ("cifar-resnet8", "CIFAR-100 with `resnet8`, batch 64 against 2,048"),
+                ("cifar-vgg8", "CIFAR-100 with `vgg8`, batch 64 against 1,024"),
+                ("imagenette-resnet8", "Imagenette, batch 32 against 960"),
             )
         ),
         *(
@@ -141,7 +149,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Seed by seed."""
+    """Train all arms seed by seed; with --quick check two of one task."""
     if arguments.full:
         require("pytorch_optimizer")  # for LARS and LAMB
     runs = KeptRuns(arguments.keep, folder)
@@ -161,7 +169,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 def _add_round(
     made: dict[str, dict[str, list[Run]]], runs: KeptRuns, known: Mapping[str, Opened], seed: int
 ) -> None:
-    """Make the runs of one seed, and add them to those ``made`` with the ones before."""
+    """Make the runs of one seed, and add them to ``made``, by task and arm."""
     pairs = [
         (name, arm)
         for name in TASKS
@@ -173,7 +181,7 @@ def _add_round(
 
 
 def arms_of_round(task: str, so_far: Mapping[str, Sequence[float]], seed: int) -> list[str]:
-    """The arms that are made with a seed: in later rounds those that differences are taken of."""
+    """The arms to make with a seed: all with a choosing seed, then those that figures compare."""
     arms = arms_of(TASKS[task])
     if seed in CHOOSING_SEEDS:
         return list(arms)
@@ -200,7 +208,7 @@ def best_of(accuracies: Mapping[str, Sequence[float]], names: Sequence[str]) -> 
 
 
 def found_of(accuracies: Accuracies) -> dict[str, list[float]]:
-    """What the accuracies of all tasks say; of each task the best of some arms have own names."""
+    """All figures, by name, from the accuracies of all tasks."""
     tasks = {}
     for task, arms in accuracies.items():
         small, muon = best_of(arms, SMALL), best_of(arms, SMALL_MUON)
@@ -245,14 +253,14 @@ def found_of(accuracies: Accuracies) -> dict[str, list[float]]:
 
 
 def _spread(arms: Sequence[Sequence[float]]) -> float:
-    """Largest less smallest mean of some arms, over the seeds that all have."""
+    """Largest minus smallest mean accuracy of some arms, over the seeds that all have."""
     seeds = min(map(len, arms))
     means = [fmean(some[:seeds]) for some in arms]
     return max(means) - min(means)
 
 
 def _means(tasks: Sequence[Sequence[float]]) -> list[float]:
-    """For each seed the mean over the tasks."""
+    """Mean over the tasks for each seed."""
     return [fmean(values) for values in zip(*tasks, strict=True)]
 
 

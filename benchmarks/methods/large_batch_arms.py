@@ -22,7 +22,7 @@ from benchmarks.harness.plans import (
 
 Keys = Mapping[str, Any]  # of a job
 
-PARTS = 8  # of a large batch, each through the network by itself
+PARTS = 8  # parts of a large batch that go through the network one by one
 WARMUP = 0.1  # of the epochs, where an arm has a warm-up
 SEEDS, CHOOSING_SEEDS = range(5), (0, 1)
 LARS_RATE = 5.0  # below batch 8,192: reference ResNet-50 of MLPerf 0.6
@@ -31,9 +31,9 @@ LAMB_RATE, LAMB_BATCH = 4 / 800, 512  # You et al. 2019, table of ResNet-50 on I
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and at which batches."""
+    """Images, network and batches of a task."""
 
-    data: str  # ``digits``, or ``cifar100`` or ``imagenette``, of which copies are made
+    data: str  # ``digits``, ``cifar100`` or ``imagenette``; the last two are copied
     network: str  # as in a job
     side: int  # of the images, in pixels
     images: int  # training images
@@ -60,10 +60,10 @@ TASKS = {
 class Arm:
     """A way to train."""
 
-    keys: Keys = field(default_factory=dict)  # of the job, besides those of the task
-    # the command that trains; `kept_runs.TRAIN` follows the plan as it is
+    keys: Keys = field(default_factory=dict)  # keys of the job, besides those of the task
+    # module and first words of the command that trains; `kept_runs.TRAIN` follows the plan
     words: tuple[str, ...] = TRAIN
-    rate_factor: float = 1.0  # all rates of the plan are multiplied by it
+    rate_factor: float = 1.0  # factor of all rates of the plan
 
 
 SMALL = ("small-half", "small", "small-double")
@@ -72,7 +72,7 @@ PLAIN = ("unscaled", "linear")
 UNTUNED = (*PLAIN, "linear-warmup", "sqrt-warmup", "lars", "lamb", "adascale")
 AGS = ("ags-norm", "ags-gain", "ags-gain-none")
 PICKED = ("picked-low", "picked", "picked-high")
-RATE_SPAN = 3.0  # of the highest of `PICKED` over the lowest
+RATE_SPAN = 3.0  # highest rate of `PICKED` over the lowest
 
 
 def arms_of(task: Task) -> dict[str, Arm]:
@@ -127,7 +127,7 @@ def arms_of(task: Task) -> dict[str, Arm]:
 
 
 def open_task(task: Task, data: Path | None, folder: Path) -> Opened:
-    """Open a task's data, of which a smaller copy is made in the folder; digits need none."""
+    """Open a task's data after making a smaller copy in the folder; digits need no copy."""
     place = "digits"
     if task.data != "digits":
         copy = folder / f"{task.data}-{task.images}"

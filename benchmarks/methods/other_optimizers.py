@@ -1,9 +1,9 @@
-"""Trains as a plan says, but with an optimizer of somebody else: a user's own loop on `Session`.
+"""Train by a plan with an optimizer of another package, in a user's own loop on `Session`.
 
     python -m benchmarks.methods.other_optimizers lars VECTOR_RATE PLAN --out FOLDER
     python -m benchmarks.methods.other_optimizers lamb PLAN --out FOLDER
 
-LARS and LAMB are those of the package `pytorch-optimizer`; rates, warm-up and decay are the plan's.
+LARS and LAMB come from the package `pytorch-optimizer`; rates, warm-up and decay are the plan's.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ LAMB_DECAY = 0.01
 def lars(network: nn.Module, plan: Plan, *, vector_rate: float) -> torch.optim.Optimizer:
     """LARS with trust coefficient 0.001 and momentum 0.9 (You et al. 2017, arXiv 1708.03888).
 
-    Biases and normalizations, which LARS leaves alone, have ``vector_rate``: that of plain SGD at
-    the
-    base batch. LARS's own is several times as high, and nothing would rescale it there.
+    Biases and normalizations, which LARS does not adapt, have ``vector_rate``, plain SGD's rate
+    at the base batch: LARS's own is several times as high, and nothing would rescale it for them.
     """
     from pytorch_optimizer import LARS
 
@@ -67,7 +66,7 @@ def lamb(network: nn.Module, plan: Plan) -> torch.optim.Optimizer:
 
 
 def train(plan: Plan, build: Build, run_folder: Path) -> None:
-    """Train with what ``build`` makes, as `training.loop.train` does with the job's optimizer."""
+    """Train like `training.loop.train`, but with the optimizer that ``build`` makes."""
     task = open_task(plan, CPU)
     seed_worker(plan.job.seed, 0, 0)
     optimizer = build(task.network, plan)
@@ -82,7 +81,7 @@ def train(plan: Plan, build: Build, run_folder: Path) -> None:
 
 
 def _by_dimension(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices and kernels; vectors and scalars."""
+    """The trained parameters: matrices and kernels, and then vectors and scalars."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     return [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
 

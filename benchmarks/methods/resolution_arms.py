@@ -1,4 +1,4 @@
-"""What `methods.cyclic` and `speed.data_path` train: plans with rows, and the loops."""
+"""Tasks, plans and training loops of `methods.cyclic` and `speed.data_path`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RATE = 0.1
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a plan: so many epochs at a resolution, at a rate relative to the first."""
+    """A row of a plan: epochs at a resolution, with a learning rate relative to `RATE`."""
 
     epochs: int
     resolution: int
@@ -45,17 +45,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained."""
+    """Images, resolutions and batch of a training."""
 
     data: str  # as in a job
     sides: tuple[int, ...]  # resolutions, low to high, in pixels
     batch: int  # samples per step
     images: int = 0  # training images, drawn evenly from the data in their order; 0: all
-    held_out: int = 0  # the same of the held-out images
+    held_out: int = 0  # held-out images, drawn in the same way; 0: all
 
 
 def job_of(task: Task, seed: int) -> Job:
-    """One CPU worker, SGD, `resnet8`."""
+    """The job of a task: one CPU worker, SGD, `resnet8`."""
     return job_from(
         f"{ONE_WORKER} network=resnet8 augment=crop-flip optimizer=sgd momentum=0.9 "
         f"weight_decay=5e-4 learning_rate={RATE} base_batch={task.batch} scaling=none "
@@ -67,7 +67,7 @@ def job_of(task: Task, seed: int) -> Job:
 
 
 def subset(store: ImageStore, count: int) -> ImageStore:
-    """``count`` images, evenly spaced over the store so that all classes have their part."""
+    """A store of ``count`` images, evenly spaced over ``store`` so that all classes take part."""
     if not count or count >= len(store):
         return store
     chosen = torch.arange(count) * len(store) // count
@@ -76,7 +76,7 @@ def subset(store: ImageStore, count: int) -> ImageStore:
 
 
 def open_task(task: Task, seed: int) -> tuple[ImageData, ImageStore, ImageStore]:
-    """The data, and the images that are trained on and evaluated."""
+    """A task's data, its training images and its held-out images."""
     data = open_data(job_of(task, seed), verify=False)
     assert isinstance(data.train, ImageStore)
     assert isinstance(data.val, ImageStore)
@@ -92,7 +92,7 @@ def plan_of(
     *,
     evaluate_last: bool = False,
 ) -> Plan:
-    """A plan with these rows for so many samples, evaluated after each epoch or the last alone."""
+    """A plan with these rows for ``samples`` images; each epoch is evaluated, or the last alone."""
     epochs = sum(row.epochs for row in rows)
     job = job_of(task, seed).model_copy(
         update={"epochs": epochs, **({"evaluate_epochs": epochs} if evaluate_last else {})}
@@ -110,7 +110,7 @@ def plan_of(
 class Trained:
     """A whole training: seconds, and held-out accuracy at its end as a share.
 
-    ``copying`` is spent once for a data set, before training: making the smaller copies.
+    ``copying``: seconds to make the smaller copies, once for a data set, before training.
     """
 
     training: float
@@ -120,7 +120,7 @@ class Trained:
 
 
 def train_whole(task: Task, rows: Sequence[Row], seed: int, run_folder: Path) -> Trained:
-    """Train as the rows say, evaluating after every epoch at the highest resolution."""
+    """Train by the rows, and evaluate after every epoch at the highest resolution."""
     with training(task, rows, seed, run_folder) as (session, step, held_out, copying):
         for _ in session.epochs():
             for pixels, labels in session.batches():
@@ -136,7 +136,7 @@ def train_whole(task: Task, rows: Sequence[Row], seed: int, run_folder: Path) ->
 
 
 def train_at(turns: Turns, task: Task, resolution: int, run_folder: Path) -> None:
-    """Train without end at one of the task's resolutions, a turn at a time."""
+    """Train endlessly at one of the task's resolutions, in turns with other processes."""
     rows = (Row(10**9, resolution), Row(1, max(task.sides)))
     with training(task, rows, 0, run_folder, prepared=(resolution,)) as (session, step, *_):
         turns.ready()
@@ -154,9 +154,9 @@ def training(
     run_folder: Path,
     prepared: Sequence[int] | None = None,
 ) -> Iterator[tuple[bw.Session, Callable[[Tensor, Tensor], object], ImagePipeline, float]]:
-    """A session, what does a step of it, what it is evaluated on, and seconds of copying images.
+    """A session, a function that does a step of it, the held-out images, and seconds of copying.
 
-    Copies are made at the ``prepared`` resolutions; unset: those of the rows.
+    Smaller copies are made for the ``prepared`` resolutions; ``None``: those of the rows.
     """
     prepare_process(usable_cores())
     data, images, held_out = open_task(task, seed)

@@ -1,4 +1,4 @@
-"""What `methods.dual_batch` times besides rounds: pushes to a parameter server without training."""
+"""Parts of `methods.dual_batch`: its network, and timed pushes to a parameter server."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ TRAINED = Trained(steps=1, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=0.
 def resnet8(num_classes: int) -> nn.Module:
     """`resnet8`, whose worker keeps to the core of its local rank.
 
-    A job names it as an import string, so whoever builds the network, to measure or to train, is
-    pinned then; a process that is no worker stays where it was.
+    A job names this function by its import path, so a process that builds the network to measure or
+    to train, is pinned then. A process that is no worker is not pinned.
     """
     rank = os.environ.get("LOCAL_RANK")
     if rank is not None and int(os.environ.get("RANK", "0")) >= 0:
@@ -46,14 +46,14 @@ def resnet8(num_classes: int) -> nn.Module:
 
 
 def pushes_per_second(workers: int, seconds: float) -> float:
-    """Pushes, each with its merge and pull, of all ``workers`` together.
+    """Pushes a second, each with its merge and pull, of all ``workers`` together.
 
-    Every worker is a process that sends all weights of a `resnet18` to the server that training has
-    and gets the merged ones back, as fast as it can, under `asp`.
+    Every worker is a process that sends all weights of a `resnet18` to the parameter server of a
+    training and gets the merged ones back, as fast as it can, under `asp`.
 
     Args:
-        workers: Processes.
-        seconds: Time to count, once all have begun.
+        workers: Number of processes.
+        seconds: Time during which each counts its pushes, once all have begun.
 
     Raises:
         RuntimeError: The server does not start, or a worker ended.
@@ -94,7 +94,7 @@ def _received(pipe: Connection, seconds: float) -> tuple[int, float]:
 def _push(
     pipe: Connection, address: str, key: str, rank: int, workers: int, seconds: float
 ) -> None:
-    """Count the exchanges of so many seconds, and how long they truly took."""
+    """Push for ``seconds``; send the number of pushes, and the seconds that they really took."""
     network = build_network(PUSHED, classes=CLASSES, side=SIDE)
     weights = pack(network)
     client = ServerClient(address, key, TIMEOUT_SECONDS, StopRequest())
@@ -123,7 +123,7 @@ def _push(
 
 
 def _plan(workers: int) -> Plan:
-    """Rounds of one step without end; nothing is evaluated."""
+    """A plan of endless rounds of one step, without evaluation."""
     job = job_from(
         f"data=digits network={PUSHED} method=dual-batch workers={workers} precision=float32 "
         f"learning_rate=0.1 decay=none augment=none resolutions={SIDE} epochs={ENDLESS} "

@@ -1,26 +1,28 @@
-"""Warm-up, scaling of the rate, and batch: the figures of the warm-up poster, drawn again.
+"""Warm-up, scaling of the rate, and batch: the figures of the warm-up poster, measured again.
 
 McCord and Dash (SC21) trained ResNet-50 on ImageNet for 90 epochs, with 60 and with about 240 times
-the batch of one GPU, warm-up of 0, 5, 10 and 20 epochs, and the rate scaled with the batch or not.
-Here all is smaller, and epochs are scaled by a fifth: 18 for 90, so warm-up of 0, 1, 2 and 4. Two
-fifths of CIFAR-100 (20,000 images evenly spaced, and 2,000 held out) at half their side, `resnet8`,
-bfloat16 where the processor computes in it, SGD with momentum 0.9 and decay 5e-5, rate 0.0125 at
-batch 16, a tenth at 1/3, 2/3 and 8/9 of the epochs, as in the example that the poster seems to
-follow; so 60 and 240 times the base batch are 960 and 3,840, and linear scaling gives the poster's
-rates, 0.75 and 3. Batches are accumulated in parts of at most 128, each with its own batch
-statistics, as on a GPU of the poster's. What is not scaled: an epoch has 21 and 5 steps here, and
-167 and 42 there.
+the batch of one GPU, with a warm-up of 0, 5, 10 and 20 epochs, and with the rate scaled with the
+batch or not.
 
-Two sweeps (`batchwright sweep`), the same seeds in all cells of one:
+Here everything is smaller, and lengths are a fifth: 18 epochs for 90, so a warm-up of 0, 1, 2 and
+4 epochs. Two fifths of CIFAR-100 (20,000 images evenly spaced, and 2,000 held out) at half their
+side, `resnet8`, bfloat16 where the processor computes in it, SGD with momentum 0.9 and weight
+decay 5e-5, rate 0.0125 at batch 16, divided by 10 at 1/3, 2/3 and 8/9 of the epochs, as in the
+example that the poster seems to follow. So 60 and 240 times the base batch are 960 and 3,840, and
+linear scaling gives the poster's rates, 0.75 and 3. Batches are accumulated in parts of at most
+128, each with its own batch statistics, as on one of the poster's GPUs. The number of steps is not
+that of the poster: an epoch has 21 and 5 steps here, and 167 and 42 there.
+
+Two sweeps (`batchwright sweep`) with the same seeds in all their cells:
 
     warmup   global_batch 960, 3840 x warmup_epochs 0, 1, 2, 4, linear scaling; seeds 0 to 4
     batch    global_batch 60, 240, 960, 3840 x scaling none, linear, warm-up 1; seeds 0 to 2
 
-The best warm-up is that with the best mean accuracy, in epochs of 90; its spread is from the
-shortest to the longest within one standard error of it. Its gain is that of the better of those
-above 0 (by the mean) less none, paired; beside it the longest less the best. Accuracy is held out,
-after the last epoch; of differences the spread is Student's 95 % interval. The curves epoch by
-epoch are drawn as figures/ in the folder of each sweep, which --keep keeps.
+The best warm-up is the one with the best mean accuracy, in epochs of 90; its spread is from the
+shortest to the longest warm-up within one standard error of that accuracy. The gain of warm-up is
+the best one above 0 (by the mean) minus none, paired; another figure is the longest minus the best.
+Accuracy is held out, after the last epoch; the spread of differences is Student's 95 % interval.
+The curves epoch by epoch are drawn in figures/ in the folder of each sweep, which --keep keeps.
 
 --full takes some three quarters of an hour on two cores that compute in bfloat16; --quick checks
 warm-up 0 and 1 at 3,840.
@@ -57,34 +59,38 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 BENCHMARK = Benchmark(
     "warmup",
     "Warm-up and the rule for the rate",
-    "The warm-up poster's figures (ResNet-50 on ImageNet, 90 epochs) drawn again: 20,000 images of "
-    "CIFAR-100 at 16 px, `resnet8`, 18 epochs, rate 0.0125 at batch 16, a tenth at 1/3, 2/3 and "
-    "8/9 of them; five paired seeds for warm-ups, three for the rule",
+    "The warm-up poster's figures (ResNet-50 on ImageNet, 90 epochs) measured again: 20,000 images "
+    "of CIFAR-100 at 16 px, `resnet8`, 18 epochs, rate 0.0125 at batch 16, divided by 10 at 1/3, "
+    "2/3 and 8/9 of them; five paired seeds for warm-ups, three for the rule",
     (
-        Figure("warmup_best_epochs_960", "epochs", "largest", "warm-up with the best mean accuracy "
-               "at batch 960, in epochs of 90; spread: those within one standard error of it"),
-        Figure("warmup_best_epochs_3840", "epochs", "largest", "the same at batch 3,840"),
-        Figure("warmup_gain_points_960", "points", "interval", "accuracy with the best warm-up "
-               "above 0 less that with none, batch 960"),
-        Figure("warmup_gain_points_3840", "points", "interval", "batch 3,840"),
-        Figure("longest_over_best_points_960", "points", "interval", "accuracy with the longest "
-               "warm-up, 20 of 90 epochs, less that with the best, batch 960"),
-        Figure("longest_over_best_points_3840", "points", "interval", "batch 3,840"),
         *(
-            Figure(f"scaled_over_unscaled_points_{batch}", "points", "interval",
-                   f"{'' if number else 'accuracy with linear scaling less that with none, '}"
-                   f"batch {batch:,}")
-            for number, batch in enumerate(BATCHES)
+            Figure(f"warmup_best_epochs_{batch}", "epochs", "largest", "warm-up with the best mean "
+                   f"accuracy, batch {batch:,}, in epochs of 90; spread: warm-ups within one "
+                   "standard error of it")
+            for batch in LARGE
         ),
         *(
-            Figure(f"accuracy_linear_{batch}", "%", "mean",
-                   f"{'' if number else 'accuracy with linear scaling, '}batch {batch:,}")
-            for number, batch in enumerate(BATCHES)
+            Figure(f"warmup_gain_points_{batch}", "points", "interval", "accuracy with the best "
+                   f"warm-up above 0 minus accuracy without warm-up, batch {batch:,}")
+            for batch in LARGE
         ),
         *(
-            Figure(f"accuracy_none_{batch}", "%", "mean",
-                   f"{'' if number else 'accuracy with the rate not scaled, '}batch {batch:,}")
-            for number, batch in enumerate(BATCHES)
+            Figure(f"longest_over_best_points_{batch}", "points", "interval", "accuracy with the "
+                   "longest warm-up, 20 of 90 epochs, minus accuracy with the best, batch "
+                   f"{batch:,}")
+            for batch in LARGE
+        ),
+        *(
+            Figure(f"scaled_over_unscaled_points_{batch}", "points", "interval", "accuracy with "
+                   f"linear scaling of the rate minus accuracy without scaling, batch {batch:,}")
+            for batch in BATCHES
+        ),
+        *(
+            Figure(f"accuracy_{rule}_{batch}", "%", "mean",
+                   f"accuracy with {words}, batch {batch:,}")
+            for rule, words in (("linear", "linear scaling of the rate"),
+                                ("none", "the rate not scaled"))
+            for batch in BATCHES
         ),
     ),
     seeds=SEEDS["warmup"],
@@ -94,7 +100,7 @@ BENCHMARK = Benchmark(
 
 
 def job_of(data: Path) -> Job:
-    """What all runs share."""
+    """The job that all runs share."""
     return job_from(
         f"network=resnet8 resolutions={SIDE} precision={quick_precision()} weight_decay=5e-5 "
         f"learning_rate={BASE_RATE} base_batch={BASE_BATCH} scaling=linear warmup_epochs=1 "
@@ -104,7 +110,7 @@ def job_of(data: Path) -> Job:
 
 
 def measure(arguments: Arguments, _: Path) -> Found:
-    """Both sweeps."""
+    """Make both sweeps; with --quick check one figure."""
     keep = arguments.keep
     data = keep / "images"
     if not data.exists():
@@ -123,7 +129,7 @@ def measure(arguments: Arguments, _: Path) -> Found:
 def swept_in(
     folder: Path, job: Job, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> Sweep:
-    """A sweep of a job, gone on with where it was."""
+    """Make a sweep of a job, or continue the one in ``folder``."""
     if (folder / "sweep.json").exists():
         found = sweep(None, grid, seeds=seeds, out=folder, resume=True)
     else:
@@ -137,7 +143,7 @@ def swept_in(
 def warmups_found(
     found: Sweep, benchmark: Benchmark, epochs: int
 ) -> dict[str, Sequence[float] | Value]:
-    """The best warm-up at each batch, and what it gains, by trainings of so many epochs."""
+    """The figures of warm-up, by name, from a sweep of trainings of ``epochs`` epochs."""
     made: dict[str, Sequence[float] | Value] = {}
     for batch in next(one.values for one in found.keys if one.key == "global_batch"):
         settings = [one for one in found.settings if one.values[0] == batch]
@@ -160,7 +166,7 @@ def warmups_found(
 
 
 def batches_found(found: Sweep, batches: Sequence[int]) -> dict[str, list[float]]:
-    """Scaled against unscaled rate at each batch, and each accuracy."""
+    """The figures of rate scaling, by name, from a sweep over batches and rules."""
     percents = {
         (rule, batch): _percents(found, (batch, rule)) for batch, rule in product(batches, RULES)
     }
@@ -176,7 +182,7 @@ def batches_found(found: Sweep, batches: Sequence[int]) -> dict[str, list[float]
 
 
 def _percents(found: Sweep, values: tuple[Any, ...]) -> list[float]:
-    """Last accuracy of a setting, seed by seed."""
+    """Last accuracy of a setting, in percent, seed by seed."""
     shares = [cell.accuracy for cell in found.runs_of(values)]
     return [100 * share for share in shares if share is not None]
 
@@ -190,7 +196,7 @@ def _error(one: SweepSetting) -> float:
 
 
 def _epochs(one: SweepSetting, epochs: int) -> float:
-    """The warm-up in epochs of the poster's training."""
+    """The warm-up of a setting, in epochs of the poster's training of 90."""
     return float(str(one.values[1])) * POSTER_EPOCHS / epochs
 
 

@@ -1,29 +1,31 @@
-"""Time, cost and accuracy against the batch, for several networks: Tula's figure.
+"""Time, cost and accuracy against the global batch, for several networks: Tula's figure.
 
 `resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 at 32 px, two workers of one core each, 30
 epochs, a worker-hour at a price of 1. Each network is probed (60 s with --full, 15 s with --quick)
-and planned for `goal.objective=knee`; with --full two minutes of trials of each tell accuracy. The
-curve is what the plan says of its candidates with two workers: seconds and cost of an epoch,
-without evaluation, and the accuracy of the whole training, by batch. *Fastest* is the batch with
-the least seconds. The baseline of the speedup is the same two workers with batch 128, 64 each,
-which is ours: the paper's abstract does not say what its "20 times" is over.
+and planned for `goal.objective=knee`; with --full two minutes of trials of each also predict
+accuracy. The curve is what the plan predicts for its candidates with two workers, by batch: seconds
+and cost of an epoch, without evaluation, and accuracy of the whole training.
+
+*Knee* is the batch that the plan takes, *fastest* the batch with the fewest seconds. *128* is the
+baseline of the speedup: the same two workers with global batch 128, 64 each. That baseline is our
+choice: the paper's abstract does not say what its "20 times" is relative to.
 
     knee_over_least      seconds of an epoch at the knee over those at the fastest
-    knee_over_fastest    the knee as a share of the fastest batch
+    knee_over_fastest    batch at the knee over the fastest batch
     speedup_over_128     seconds of an epoch at 128 over those at the fastest
-    accuracy_lost        accuracy at 128 less that at the fastest, as predicted from trials
+    accuracy_lost        accuracy at 128 minus accuracy at the fastest, predicted from trials
 
-The first three follow from predictions. Steps at 128, the knee and the fastest are then measured,
-three visits each in turn (one with --quick), and give the same ratios as measured, visit by visit,
-and how far the predictions of these steps are off: |predicted - measured| / measured. Where the
-knee is the fastest batch, they are one point.
+The first three are of predictions. Then steps at 128, the knee and the fastest are measured in
+turns, three visits each (one with --quick). They give the same ratios as measured, visit by visit,
+and the errors of the predicted steps, |predicted - measured| / measured. Where the knee is the
+fastest batch, the two are one point.
 
-A figure over all networks is the largest of them. Goals, set before the first run: at the knee no
-more than 1.10 times the least time, with at most half of the fastest batch; 20 times as quick as
-with 128; steps within 14 %, the larger end of the paper's errors.
+A figure over all networks is the largest of theirs. The goals were set before the first run: at the
+knee no more than 1.10 times the shortest time, with at most half of the fastest batch; 20 times as
+fast as at 128; steps within 14 %, the upper end of the paper's errors.
 
 --full takes some 13 minutes on a quiet machine, --quick some two and a half. --keep keeps profiles:
-`batchwright plan DIR/resnet8.json --figure curve.png` draws one.
+`batchwright plan DIR/resnet8.json --figure curve.png` draws the curve of one.
 """
 
 from __future__ import annotations
@@ -48,33 +50,38 @@ BUDGET, TRIALS, VISITS = {False: 15, True: 60}, {False: 0, True: 120}, {False: 1
 BENCHMARK = Benchmark(
     "batch_curves",
     "Time, cost and accuracy against the batch",
-    "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100, 32 px, two workers of one core each, "
-    "seconds of an epoch; spread: the range over the networks, or quartiles",
+    "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100, 32 px, two workers of one core each. "
+    "Time is seconds of an epoch, the knee is the batch that `goal.objective=knee` takes, the "
+    "fastest batch is the one with the shortest time. Spread: the range over the networks, or "
+    "quartiles",
     (
-        Figure("knee_over_least", "ratio", "worst", "time at the knee over the least of all "
-               "batches, as predicted, the largest of three networks", at_most=1.10),
-        Figure("measured_knee_over_least", "ratio", "worst", "the same as measured"),
-        Figure("knee_over_fastest", "share", "worst", "the knee as a share of the fastest batch, "
-               "the largest", at_most=0.5),
-        Figure("speedup_over_128", "ratio", "worst", "time at batch 128, 64 each, over the least "
-               "of all batches, as predicted, the largest", at_least=20.0),
-        Figure("measured_speedup_over_128", "ratio", "worst", "the same as measured"),
-        Figure("accuracy_lost_points", "points", "worst", "accuracy at batch 128 less that at the "
-               "fastest, predicted from trials, equal epochs, the largest", full=True),
-        Figure("curve_error", "share", "median", "predicted against measured steps at 128, the "
-               "knee and the fastest batch, median error", at_most=0.14),
+        Figure("knee_over_least", "ratio", "worst", "time at the knee over the shortest time of "
+               "all batches, predicted, largest of three networks", at_most=1.10),
+        Figure("measured_knee_over_least", "ratio", "worst", "time at the knee over the time at "
+               "the fastest batch, measured, largest of three networks"),
+        Figure("knee_over_fastest", "share", "worst", "batch at the knee over the fastest batch, "
+               "largest of three networks", at_most=0.5),
+        Figure("speedup_over_128", "ratio", "worst", "time at global batch 128 over the shortest "
+               "time of all batches, predicted, largest of three networks", at_least=20.0),
+        Figure("measured_speedup_over_128", "ratio", "worst", "time at global batch 128 over the "
+               "time at the fastest batch, measured, largest of three networks"),
+        Figure("accuracy_lost_points", "points", "worst", "accuracy at global batch 128 minus that "
+               "at the fastest batch, equal epochs, predicted from trials, largest of three "
+               "networks", full=True),
+        Figure("curve_error", "share", "median", "error of the predicted time of a step at global "
+               "batch 128, the knee and the fastest batch, median", at_most=0.14),
         *(
             figure
             for name in NETWORKS
             for figure in (
-                Figure(f"knee_{name}", "samples", "mean", f"`{name}`: knee"),
+                Figure(f"knee_{name}", "samples", "mean", f"`{name}`: batch at the knee"),
                 Figure(f"fastest_{name}", "samples", "mean", f"`{name}`: fastest batch"),
-                Figure(f"least_cost_{name}", "per epoch", "mean",
-                       f"`{name}`: cost of an epoch there, a worker-hour at 1"),
-                Figure(f"knee_over_least_{name}", "ratio", "median",
-                       f"`{name}`: measured time at the knee over that at the fastest"),
-                Figure(f"speedup_over_128_{name}", "ratio", "median",
-                       f"`{name}`: measured time at 128 over that at the fastest"),
+                Figure(f"least_cost_{name}", "per epoch", "mean", f"`{name}`: predicted cost of an "
+                       "epoch at the fastest batch, a worker-hour at 1"),
+                Figure(f"knee_over_least_{name}", "ratio", "median", f"`{name}`: time at the knee "
+                       "over the time at the fastest batch, measured"),
+                Figure(f"speedup_over_128_{name}", "ratio", "median", f"`{name}`: time at global "
+                       "batch 128 over the time at the fastest batch, measured"),
             )
         ),
     ),
@@ -85,18 +92,18 @@ BENCHMARK = Benchmark(
 
 @dataclass(frozen=True)
 class Point:
-    """A batch of a curve."""
+    """What a plan predicts for one batch of a curve."""
 
     batch: int  # global, in samples
     step_seconds: float  # predicted
     epoch_seconds: float  # predicted, without evaluation
-    cost: float  # of an epoch, where a worker-hour costs 1
+    cost: float  # predicted, of an epoch, where a worker-hour costs 1
     accuracy: float | None  # of the whole training, predicted, a share; ``None`` without trials
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What was predicted of a network, and measured of some of it."""
+    """A network's predicted curve, and the measured steps at some of its batches."""
 
     points: tuple[Point, ...]  # by batch
     knee: Point
@@ -105,19 +112,19 @@ class Curve:
 
     @property
     def fastest(self) -> Point:
-        """The least seconds of an epoch."""
+        """The point with the fewest predicted seconds of an epoch."""
         return min(self.points, key=lambda one: one.epoch_seconds)
 
     def over_fastest(self, one: Point) -> float:
-        """Predicted seconds of an epoch over the least."""
+        """Predicted seconds of an epoch over those at the fastest point."""
         return one.epoch_seconds / self.fastest.epoch_seconds
 
     def measured_over_fastest(self, one: Point) -> list[float]:
-        """The same as measured, visit by visit."""
+        """Measured seconds of an epoch over those at the fastest point, visit by visit."""
         return ratios(self._samples_seconds(one), self._samples_seconds(self.fastest))
 
     def errors(self) -> list[float]:
-        """Of the predicted steps, as shares of what was measured."""
+        """Relative error of each predicted step, visit by visit."""
         points = {one.batch: one for one in (self.baseline, self.knee, self.fastest)}
         return [
             error
@@ -141,7 +148,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def _profile(name: str, arguments: Arguments) -> Profile:
-    """What a probe measured; one that is kept is not made again."""
+    """The profile of a network: the kept one, or else of a new probe."""
     assert arguments.keep is not None
     file = arguments.keep / f"{name}.json"
     if not file.exists():
@@ -157,12 +164,12 @@ def _profile(name: str, arguments: Arguments) -> Profile:
 
 
 def curve_of(profile: Profile, folder: Path, visits: int) -> Curve:
-    """The curve of a profile, with the steps that matter measured.
+    """The curve of a profile, with measured steps at the baseline, the knee and the fastest batch.
 
     Args:
-        profile: Of a network, by two workers.
-        folder: Takes the files of the measurement.
-        visits: To each of the steps.
+        profile: Profile of a network with two workers.
+        folder: Folder for the files of the measurement; it is created.
+        visits: Number of visits to each of the steps.
     """
     plan = bw.plan(profile)
     points = points_of(plan)
@@ -180,7 +187,7 @@ def curve_of(profile: Profile, folder: Path, visits: int) -> Curve:
 
 
 def points_of(plan: Plan) -> tuple[Point, ...]:
-    """What a plan says of its candidates with two workers that nothing refuses."""
+    """The points of all candidates of a plan that have two workers and are not refused."""
     return tuple(
         Point(
             one.global_batch_size,

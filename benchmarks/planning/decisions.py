@@ -1,80 +1,89 @@
-"""How good batch and optimizer are that a plan takes, where it knows how the network learns.
+"""How good the batch and the optimizer are that a plan takes, judged by a grid of whole trainings.
 
-The truth is a grid of whole trainings. For each task, each of two lengths, each batch of 32, 64,
-... 2,048 that leaves 4 steps an epoch, the largest that does besides, SGD and Muon, there is a
-training with the learning rate that a plan gives without trials, with a third of it and with three
-times it; where the best of them with seed 0 is at an end, with one rate more beyond, until the best
-is no end or is 27 times or a 27th of the plan's. Seeds 0 to 2. One worker in one process on one
-core, all else as a job leaves it (a cosine, roots of batches in the rates, no micro-batches, usual
-augmentation). Trainings are in bfloat16 where the processor computes in it, else in float32; 36
-that were made in both by older and newer code differ by 0.1 points in the mean (float32 less
-bfloat16, standard error 0.2), so a line of either precision counts, and says which it is:
+The truth is a grid of trainings: for each task, each of two lengths, SGD and Muon, each batch
+of 32, 64, ... 2,048 that leaves at least 4 steps an epoch (and the largest batch that does),
+and three learning rates: the one that a plan without trials gives, a third of it and three times
+it. Where the best rate with seed 0 is at an end of those, the next factor of 3 beyond that end is
+added, until the best rate is interior or 27 times or a 27th of the plan's. Seeds are 0 to 2. One
+worker trains in one process on one core; everything else is the job's default (cosine schedule,
+rates scaled with the square root of the batch, no micro-batches, usual augmentation).
 
-    digits                resnet8,          8 px, 1,437 images,  3 and 12 epochs, batch  32 to   359
-    cifar-resnet8         resnet8,         16 px, 8,192 images,  3 and 12 epochs, batch  32 to 2,048
-    cifar-vgg8            vgg8,            16 px, 8,192 images,  3 and 12 epochs, batch  32 to 2,048
-    groups-resnet8        resnet8,         16 px, 8,192 images,  3 and 12 epochs, batch  32 to 2,048
-    imagenette-resnet8    resnet8,         64 px, 2,048 images,  2 and  8 epochs, batch  32 to   512
-    imagenette-mobilenet  mobilenet_small, 32 px, 2,048 images,  2 and  8 epochs, batch  32 to   512
+    task                  network          side   training images  epochs    batches
+    digits                resnet8           8 px  1,437            3 and 12  32 to   359
+    cifar-resnet8         resnet8          16 px  8,192            3 and 12  32 to 2,048
+    cifar-vgg8            vgg8             16 px  8,192            3 and 12  32 to 2,048
+    groups-resnet8        resnet8          16 px  8,192            3 and 12  32 to 2,048
+    imagenette-resnet8    resnet8          64 px  2,048            2 and  8  32 to   512
+    imagenette-mobilenet  mobilenet_small  32 px  2,048            2 and  8  32 to   512
 
-The CIFAR tasks are CIFAR-100's 100 classes, and as groups the first ten of its superclasses in the
-order of its coarse labels, five classes each: aquatic mammals, fish, flowers, food containers,
-fruit and vegetables, household electrical devices, household furniture, insects, large carnivores,
-large man-made outdoor things; all at half their side. imagenette2-160 is ten classes of ImageNet.
-Half a side and 32 px for mobilenet_small are for the sake of time: a training takes about a
-minute at most, and there are more than 1,200. Training images are drawn evenly over the originals;
-the accuracy is that of all test images after the last epoch. Test images serve this score alone.
+Precision is bfloat16 where the processor computes in it, else float32. 36 trainings that were made
+in both, by older and newer code, differ by 0.1 points in the mean (float32 minus bfloat16, standard
+error 0.2); so a kept line of either precision counts, and says which it is.
 
-A prior of the model of learning may be tuned on another set, the look set: the same tasks with seed
-10, other training images (drawn evenly over those that are left), and an accuracy over images held
-out from the training set (2,000 of CIFAR, 1,000 of Imagenette). Batches 32, 128, 512 and 2,048, SGD
-and Muon at the rate of a plan, and three lengths: a 16th, a 4th and all of the samples of the
-longer training, less than an epoch being an epoch of fewer images. The 1,437 digits leave no
-others: their look set has 1,152 of them, 285 are held out, and 256 is the largest batch.
+The cifar tasks have CIFAR-100's 100 classes; groups-resnet8 has the first ten of its superclasses
+in the order of its coarse labels, five classes each: aquatic mammals, fish, flowers, food
+containers, fruit and vegetables, household electrical devices, household furniture, insects, large
+carnivores, large man-made outdoor things; all at half their side. imagenette2-160 is ten classes
+of ImageNet. The small sides save time: a training takes about a minute at most, and there are
+more than 1,200. Training images are drawn evenly over the originals. Accuracy is that of all test
+images after the last epoch. Test images are used for this score alone.
 
-What is known beforehand of rates is tuned on the look set, too: there each training of a 16th with
-batch 32 or 128, of a 4th with batch 128 or 512 (of Imagenette and the digits with 32 as well), and
-of all samples with batch 128 or 512 that has at least 25 steps is made with a third and three times
-the rate of a plan besides, those of a 16th with a ninth and nine times it, too.
+The look set is another set of trainings, which the prior of the learning model may be tuned
+on: the same tasks with seed 10, other training images (drawn evenly over those that are left),
+and accuracy on images held out from the training set (2,000 of CIFAR, 1,000 of Imagenette). It
+has batches 32, 128, 512 and 2,048, SGD and Muon at the plan's rate, and three lengths: a 16th,
+a 4th and all of the samples of the longer training, where less than an epoch is an epoch of fewer
+images. No digits are left beside the 1,437, so their look set trains on 1,152 of them, holds out
+285, and has 256 as its largest batch.
+
+What is assumed about rates is tuned on the look set, too. For that, some of its trainings are made
+with a third and three times the plan's rate besides: those of a 16th with batch 32 or 128 (also
+with a ninth and nine times), those of a 4th with batch 128 or 512 (with 32 as well for Imagenette
+and the digits), and those of all samples with batch 128 or 512 that have at least 25 steps.
 
     python -m benchmarks.planning.decisions_runs look|look-rates|truth
         [--data DIR] [--task NAME] [--limit-minutes M]
 
-makes the runs that are missing, and adds a line for each to benchmarks/results/decisions-runs.jsonl
-or benchmarks/results/learning-curves.jsonl. The order is: seed 0, task by task, those of the
-shortest trainings first, each at the plan's rate, at the others and beyond the ends; then seed 1,
-then seed 2.
+makes the missing runs and adds a line for each to benchmarks/results/decisions-runs.jsonl (truth)
+or benchmarks/results/learning-curves.jsonl (look, look-rates). The truth is made in this order:
+seed 0, task by task, the tasks with the shortest trainings first, each at the plan's rate, at the
+other two and beyond the ends; then seed 1, then seed 2.
 
-What is scored are plans of each task for each of its lengths, from each of three probes, a case
-each: from a profile of the task with trials, `goal.objective=auto`; from the same profile without
-them, `goal.objective=knee`. One profile serves both lengths. `goal.least_steps` is 4. A candidate
-is a batch of the grid with SGD or Muon. Its time is that which the plan predicts, the trials aside.
-Its accuracy is the mean over the seeds at the best of its rates. The accuracy of the chosen one is
-that at the rate which it was given: between two of the grid's it is on the straight line over the
-logarithm of the rate, beyond them it is that of the nearest; and for a batch that is none of the
-grid's likewise, over the logarithm of the batch. A training that gave up counts as guessing.
+The cases are plans for each task, each of its two lengths and each of three probes. Two plans
+are scored in a case: `goal.objective=auto`, from the profile with its trials, and
+`goal.objective=knee`, from the same profile without them. One profile serves both lengths.
+`goal.least_steps` is 4. A case counts as soon as seed 0 of its grid is complete.
 
-What is best among many noisy means looks better than it is. So wherever something is called best,
-candidate or rate, the choice is made by the other seeds: for each seed, that which is best by the
-mean of the others is taken and what it reached with this one counts; the mean over the seeds is
-the accuracy. With a single seed so far, it chooses itself.
+A *candidate* is a batch of the grid with SGD or Muon. Its time is the one that the plan predicts,
+without trials. Its accuracy is the mean over the seeds at the best of its rates. The accuracy of
+the *chosen* batch and optimizer is the one at the rate that the plan chose: a rate between two
+of the grid is interpolated linearly over its logarithm, a rate beyond them counts as the nearest
+one; batches that the grid lacks are interpolated in the same way. A training that gave up counts
+as guessing.
 
-The regret is the accuracy of the best candidate that takes at most 1.1 times as long as the chosen
-one, less that of the chosen one; with trials, and (knee) by the rule without. The time regret is
-the time of the chosen one over the least among the candidates that are at most a point less
-accurate than it, itself among them. The error of accuracy is |predicted - measured| of the
-candidates of all cases, predicted by the plan that is asked for the candidate's optimizer, measured
-at the rate of a plan without trials, mean over the seeds; its coverage the share of the single
-trainings that lie within the predicted interval, which is for a single seed, and of which half the
-width is given. The trials' share is their time over the predicted time of the chosen training, over
-the longer ones.
+The best of many noisy means looks better than it is. So wherever the best candidate or rate is
+needed, it is chosen by the other seeds: for each seed, the one with the best mean over the other
+seeds is taken, and its result with this seed counts; the mean over the seeds is the accuracy. While
+there is a single seed, it chooses for itself.
 
-Spread is the range for means and the quartiles for medians. All are in points of accuracy
-(hundredths of a share) but for the time regret, which is a ratio, and the shares. A case counts
-when seed 0 of its grid is whole.
+The figures, in points of accuracy (hundredths of a share) but for the ratio and the shares, with
+the range as the spread of a mean and the quartiles as that of a median:
+
+    regret_points          accuracy of the best candidate that takes at most 1.1 times as long as
+                           the chosen one, minus that of the chosen one
+    regret_points_knee     the same for the plan without trials
+    time_regret            time of the chosen one over the shortest time of a candidate that is at
+                           most a point less accurate (the chosen one included)
+    accuracy_error_points  |predicted - measured| accuracy of all candidates of all cases: predicted
+                           by the plan for the candidate's optimizer, measured at the rate of a plan
+                           without trials, mean over the seeds
+    accuracy_coverage      share of the trainings within the predicted 95 % interval, which is for
+                           a single seed; accuracy_half_width_points is half its width
+    trials_share           time of the trials over the predicted time of the chosen training, of the
+                           longer of the two lengths
 
 --full probes each task three times on one core, with trials for a tenth of the longer training's
-time, and scores the plans by the lines that are there; --quick checks digits.
+time, and scores the plans by the kept lines; --quick does so for digits alone, once.
 """
 
 from __future__ import annotations
@@ -109,30 +118,36 @@ from benchmarks.planning.decisions_runs import (
     open_images,
 )
 
-LEARNING = 0.1  # of the longer training's time, for trials
-PROBES = 3  # of each task: trials of seconds differ from one to the next, and so do plans
-SLOWER = 1.1  # a candidate may take so many times as long as the chosen one
-AS_ACCURATE = 1.0  # points
+LEARNING = 0.1  # time for trials, as a share of the longer training's time
+PROBES = 3  # probes of each task: trials of seconds differ from probe to probe, and so do plans
+SLOWER = 1.1  # most time of a candidate over that of the chosen one, to count for the regret
+AS_ACCURATE = 1.0  # points that a candidate may be less accurate, to count for the time regret
 
 BENCHMARK = Benchmark(
     "decisions",
     "Decisions",
-    "Plans of tasks of which whole trainings are made (docs/log.md says which), two lengths each",
+    "Plans for six tasks, two training lengths and three probes each, judged by whole trainings "
+    "with every batch (32 to 2,048), SGD and Muon, and several rates (the candidates). Spread: the "
+    "range of a mean, the quartiles of a median",
     (
-        Figure("regret_points", "points", "mean", "accuracy of the best candidate that is about as "
-               "fast less that of the one that the plan takes", at_most=1.0),
-        Figure("worst_regret_points", "points", "mean", "the largest of them", at_most=3.0),
-        Figure("regret_points_knee", "points", "mean", "the same mean for the "
-               "knee of time alone, from the same profile without trials"),
-        Figure("time_regret", "ratio", "mean", "time of the one taken over the least of those "
-               "about as accurate", at_most=1.15),
-        Figure("accuracy_error_points", "points", "median", "predicted against measured accuracy "
-               "of all candidates, median error", at_most=2.0),
-        Figure("accuracy_coverage", "share", "mean",
-               "share of the trainings inside the predicted interval", at_least=0.9),
-        Figure("accuracy_half_width_points", "points", "median", "half that interval"),
-        Figure("trials_share", "share", "mean", "time of the trials over that of the longer "
-               "training", at_most=0.1),
+        Figure("regret_points", "points", "mean", "accuracy that the plan loses: the best "
+               "candidate that takes at most 1.1 times as long, minus the plan's batch and "
+               "optimizer", at_most=1.0),
+        Figure("worst_regret_points", "points", "mean", "accuracy that the plan loses to the best "
+               "candidate that takes at most 1.1 times as long, largest of all cases",
+               at_most=3.0),
+        Figure("regret_points_knee", "points", "mean", "accuracy that a plan without trials loses, "
+               "which takes the knee of time (`goal.objective=knee`)"),
+        Figure("time_regret", "ratio", "mean", "time with the plan's batch and optimizer over the "
+               "shortest time of a candidate at most a point less accurate", at_most=1.15),
+        Figure("accuracy_error_points", "points", "median", "error of the predicted accuracy of a "
+               "candidate, median", at_most=2.0),
+        Figure("accuracy_coverage", "share", "mean", "share of the trainings whose accuracy lies "
+               "in the predicted 95 % interval", at_least=0.9),
+        Figure("accuracy_half_width_points", "points", "median",
+               "half width of the predicted interval of accuracy, median"),
+        Figure("trials_share", "share", "mean", "time of the trials over the predicted time of the "
+               "longer training", at_most=0.1),
     ),
     seeds=SEEDS,
     needs_data="full",
@@ -143,7 +158,7 @@ BENCHMARK = Benchmark(
 
 
 class Candidate(NamedTuple):
-    """What a plan can take."""
+    """A batch and an optimizer that a plan can choose."""
 
     batch: int  # global batch, in samples
     optimizer: str  # as in a job
@@ -151,7 +166,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Truth:
-    """What the trainings of a task with one length reached, all with the same seeds."""
+    """Measured accuracies of a task's trainings of one length, all with the same seeds."""
 
     # by candidate and rate scale: accuracy with each seed, in percent
     reached: Mapping[Candidate, Mapping[float, Sequence[float]]]
@@ -159,16 +174,16 @@ class Truth:
     rates: Mapping[Candidate, float]
 
     def best(self, among: Iterable[Candidate]) -> float:
-        """Accuracy of the best of some candidates at the best of its rates.
+        """Accuracy of the best of some candidates at the best of its rates, in percent.
 
-        For each seed it is the others that say which that is; a single seed says so itself.
+        For each seed, the other seeds choose candidate and rate; a single seed chooses for itself.
         """
         options = [values for one in among for values in self.reached[one].values()]
         seeds = range(len(options[0]))
         return fmean(_best_by_others(options, seed)[seed] for seed in seeds)
 
     def accuracy(self, candidate: Candidate, rate: float) -> float:
-        """Accuracy of any batch at any rate: mean over the seeds."""
+        """Accuracy at any batch and rate, interpolated: mean over the seeds, in percent."""
         batch, optimizer = candidate
         batches = sorted(one.batch for one in self.reached if one.optimizer == optimizer)
         known = {one: Candidate(one, optimizer) for one in batches}
@@ -187,15 +202,15 @@ def _best_by_others(options: Sequence[Sequence[float]], seed: int) -> Sequence[f
 
 
 def _between(x: float, points: Mapping[float, float]) -> float:
-    """The straight line over the logarithm between two points; beyond the ends the nearest."""
+    """Linear interpolation over the logarithm of ``x``; beyond the ends the nearest point."""
     known = sorted(points)
     return float(np.interp(log(x), [log(one) for one in known], [points[one] for one in known]))
 
 
 def truth_of(lines: Iterable[Mapping[str, Any]], task: str, epochs: int) -> Truth | None:
-    """The truth that lines of runs tell; of two lines of one training the later counts.
+    """The truth by the kept lines of runs; of two lines of the same training the later counts.
 
-    With as many seeds as the whole grid of the task and length has; ``None`` without seed 0 of it.
+    It has the seeds that the whole grid was trained with; ``None`` without seed 0.
     """
     found: dict[Candidate, dict[float, dict[int, float]]] = {}
     rates: dict[Candidate, float] = {}
@@ -231,7 +246,7 @@ def truth_of(lines: Iterable[Mapping[str, Any]], task: str, epochs: int) -> Trut
 
 @dataclass(frozen=True)
 class Decision:
-    """What a plan takes."""
+    """The choice of a plan."""
 
     candidate: Candidate  # batch and optimizer
     rate: float  # highest of the training, per step
@@ -240,25 +255,25 @@ class Decision:
 
 @dataclass(frozen=True)
 class Case:
-    """A task with one length, its candidates as plans predict them, and what plans take."""
+    """A task with one length: its candidates as plans predict them, and two plans' choices."""
 
     truth: Truth  # what the trainings reached
     seconds: Mapping[Candidate, float]  # by candidate, of the whole training, as predicted
-    # by candidate: accuracy, a share; none where nothing is predicted
+    # by candidate: accuracy, a share; candidates without a prediction are absent
     predicted: Mapping[Candidate, Estimate]
-    informed: Decision  # taken with trials
-    knee: Decision  # taken without
+    informed: Decision  # choice of the plan with trials
+    knee: Decision  # choice of the plan without trials, by the knee of time
     trials_seconds: float  # of the profile's trials
 
     def regret(self, decision: Decision) -> float:
-        """Points that the best candidate which is about as fast reaches more."""
+        """Points by which the best candidate that is about as fast is more accurate."""
         as_fast = [
             one for one, seconds in self._candidates.items() if seconds <= SLOWER * decision.seconds
         ]
         return self.truth.best(as_fast) - self._accuracy(decision) if as_fast else 0.0
 
     def time_regret(self, decision: Decision) -> float:
-        """Time over the least of candidates that are as accurate."""
+        """Time of a choice over the shortest time of a candidate that is about as accurate."""
         enough = self._accuracy(decision) - AS_ACCURATE
         as_accurate = [
             seconds for one, seconds in self._candidates.items() if self.truth.best([one]) >= enough
@@ -266,7 +281,7 @@ class Case:
         return decision.seconds / min([*as_accurate, decision.seconds])
 
     def errors(self) -> list[float]:
-        """Points between predicted and measured accuracy, by candidate."""
+        """Points between predicted and measured accuracy, one value for each candidate."""
         return [
             abs(100 * estimate.value - fmean(self._usual(one)))
             for one, estimate in self.predicted.items()
@@ -298,7 +313,7 @@ class Case:
 
 
 def found_of(cases: Mapping[tuple[str, int, int], Case]) -> dict[str, list[float]]:
-    """What all cases say, by task, probe and epochs."""
+    """All figures, by name, from cases by task, number of the probe and epochs."""
     every = list(cases.values())
     longest = {(task, probe): epochs for task, probe, epochs in sorted(cases)}
     regrets = [case.regret(case.informed) for case in every]
@@ -321,7 +336,7 @@ def found_of(cases: Mapping[tuple[str, int, int], Case]) -> dict[str, list[float
 
 
 def case_of(profile: Profile, truth: Truth, epochs: int) -> Case:
-    """Plan for one length of a task, of which there are a profile with trials and the truth."""
+    """Make the plans of a case: a task with one length, from a profile with trials."""
 
     def planned(profile: Profile, objective: str, **keys: Any) -> Plan:
         goal = {"objective": objective, "least_steps": MIN_STEPS}
@@ -336,19 +351,19 @@ def case_of(profile: Profile, truth: Truth, epochs: int) -> Case:
                 seconds[one] = row.train_seconds.value
                 if row.accuracy is not None:
                     predicted[one] = row.accuracy
-    untold = profile.model_copy(update={"trials": ()})
+    without_trials = profile.model_copy(update={"trials": ()})
     return Case(
         truth,
         seconds,
         predicted,
         informed=decision_of(planned(profile, "auto")),
-        knee=decision_of(planned(untold, "knee")),
+        knee=decision_of(planned(without_trials, "knee")),
         trials_seconds=sum(trial.seconds for trial in profile.trials),
     )
 
 
 def decision_of(made: Plan) -> Decision:
-    """What a plan takes."""
+    """The choice of a plan."""
     batch = made.stages[-1].global_batch_size
     row = next(one for one in made.considered if one.global_batch_size == batch)
     assert row.train_seconds is not None
@@ -378,7 +393,7 @@ def _profile(name: str, data: Path, folder: Path) -> Profile:
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Score the tasks whose truth is there."""
+    """Score plans for the tasks whose truth has been gathered."""
     lines = read_lines(TRUTH_LINES)
     cases: dict[tuple[str, int, int], Case] = {}
     for name in TASKS if arguments.full else ("digits",):
@@ -406,7 +421,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def told(case: Case) -> dict[str, Any]:
-    """What a report says of a case."""
+    """What a report has of a case."""
 
     def taken(decision: Decision) -> dict[str, Any]:
         return {

@@ -3,9 +3,9 @@
     python -m benchmarks.planning.decisions_runs look|look-rates|truth
         [--data DIR] [--task NAME] [--limit-minutes M] [--lines FILE]
 
-Tasks, sizes and what the two sets are for stand in the head of `benchmarks.planning.decisions`. A
-training that a line tells of is not made again as long as its plan is the same, so either set can
-be gathered over several days. After M minutes nothing is started any more.
+The head of `benchmarks.planning.decisions` describes tasks, sizes and the purpose of both sets. A
+training that has a kept line is not repeated as long as its plan is the same, so either set can be
+gathered over several days. After M minutes no further training is started.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ Precision = Literal["float32", "bfloat16"]
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "muon")
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048)
-MIN_STEPS = 4  # of an epoch
-RATE_SCALES = (1.0, 1 / 3, 3.0)  # of the rate that a plan gives, in the order of the runs
-WIDEST = (1 / 27, 27.0)  # as far as rates go where the best is at an end
+MIN_STEPS = 4  # fewest steps of an epoch
+RATE_SCALES = (1.0, 1 / 3, 3.0)  # factors of the rate that a plan gives, in the order of the runs
+WIDEST = (1 / 27, 27.0)  # smallest and largest factor that is tried where the best is at an end
 SEEDS = (0, 1, 2)
-GROUPS = 10  # of CIFAR-100's superclasses, the first in the order of its labels
+GROUPS = 10  # superclasses of CIFAR-100, the first ones in the order of its coarse labels
 
 LOOK_SEED = 10
 LOOK_BATCHES = (32, 128, 512, 2048)
-LOOK_PARTS = (16, 4, 1)  # of the long training
-LOOK_RATES = (1 / 3, 3.0, 1 / 9, 9.0)  # of the rate that a plan gives
-# by part of the long training
+LOOK_PARTS = (16, 4, 1)  # lengths: the long training, divided by these
+LOOK_RATES = (1 / 3, 3.0, 1 / 9, 9.0)  # factors of the rate that a plan gives
+# batches by the number that divides the long training
 LOOK_RATES_BATCHES = {16: (32, 128), 4: (32, 128, 512), 1: (128, 512)}
-LOOK_RATES_NEAR = 2  # of the rates alone for trainings longer than a 16th
-LOOK_RATES_STEPS = 25  # fewer tell nothing
+LOOK_RATES_NEAR = 2  # trainings longer than a 16th have these first factors alone
+LOOK_RATES_STEPS = 25  # trainings with fewer steps say nothing about rates
 LOOK_RATES_MAX = 12_288
-"""Samples of a training with batch 32; there a step takes longest for what it tells."""
+"""Most samples of a training with batch 32, whose steps take the longest for what they show."""
 
 TRUTH_LINES = RESULTS / "decisions-runs.jsonl"
 LOOK_LINES = RESULTS / "learning-curves.jsonl"
@@ -68,7 +68,7 @@ LOOK_LINES = RESULTS / "learning-curves.jsonl"
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained."""
+    """Images and network of a task."""
 
     data: str  # ``digits``, ``cifar100``, ``cifar100-groups`` or ``imagenette``
     network: str  # as in a job
@@ -81,18 +81,18 @@ class Task:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Those that leave `MIN_STEPS` steps an epoch, and the largest that does."""
+        """Batches of the truth: each that leaves `MIN_STEPS` steps an epoch, and the largest."""
         most = min(self.images // MIN_STEPS, BATCHES[-1])
         return (*(batch for batch in BATCHES if batch < most), most)
 
     @property
     def look_batches(self) -> tuple[int, ...]:
-        """Those of the look set; the largest of `BATCHES` in place of those beyond it."""
+        """Batches of the look set; the largest that leaves `MIN_STEPS` stands for larger ones."""
         most = max(one for one in BATCHES if one * MIN_STEPS <= self.look_images)
         return tuple(sorted({min(batch, most) for batch in LOOK_BATCHES}))
 
 
-# those that train for the shortest time first
+# in the order of their trainings' time, the shortest first
 TASKS = {
     "digits": Task("digits", "resnet8", 8, 1437, (3, 12), 1152, 285),
     "cifar-resnet8": Task("cifar100", "resnet8", 16, 8192, (3, 12), 8192, 2000),
@@ -107,16 +107,16 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Draw:
-    """Images of a task, by their places in the training set."""
+    """The images that a training uses, by their indices in the original training set."""
 
-    train: tuple[int, ...]  # trained on
-    held_out: tuple[int, ...] | None = None  # judged on; ``None``: the test images
+    train: tuple[int, ...]  # training images
+    held_out: tuple[int, ...] | None = None  # images for evaluation; ``None``: the test images
 
 
 def draw(task: Task, total: int, *, look: int | None = None) -> Draw:
     """Images drawn evenly over the ``total`` ones of a training set, in the order of the original.
 
-    ``look`` images for a training of the look set; ``None``: those of the truth.
+    ``look``: training images for a training of the look set; ``None``: those of the truth.
     """
     truth = evenly(total, task.images)
     if look is None:
@@ -143,7 +143,7 @@ def copy_images(task: Task, data: Path, folder: Path, *, look: int | None = None
 
 
 def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> Opened:
-    """`copy_images`, and the copy opened."""
+    """Copy the drawn images of a task by `copy_images`, and open the copy."""
     return opened(copy_images(task, data, folder, look=look), task.network, task.side)
 
 
@@ -167,7 +167,7 @@ def _copy_cifar(task: Task, data: Path, copy: Path, look: int | None) -> None:
 
 
 def _cifar_file(path: Path, grouped: bool) -> tuple[np.ndarray[Any, Any], ...]:
-    """Pixels as the file has them, and labels: of all classes, or of the first superclasses."""
+    """Pixels (n, 3072) and labels (n): all images, or those of the first superclasses."""
     content = _unpickled(path)
     if not grouped:
         return content["data"], np.array(content["fine_labels"])
@@ -176,7 +176,7 @@ def _cifar_file(path: Path, grouped: bool) -> tuple[np.ndarray[Any, Any], ...]:
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
-    """The original file of CIFAR-100, which its reader has looked at."""
+    """Content of an original file of CIFAR-100, which is a pickle of the user's own."""
     content: dict[str, Any] = pickle.loads(path.read_bytes(), encoding="latin1")  # noqa: S301
     return content
 
@@ -204,17 +204,17 @@ def _copy_digits(task: Task, _: Path, copy: Path, look: int | None) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """A training of the grid, whatever its seed."""
+    """A training of the grid without its seed."""
 
     task: str  # name, of `TASKS`
     batch: int  # in samples
     optimizer: Optimizer  # as in a job
-    rate_scale: float  # times the rate that a plan gives
+    rate_scale: float  # factor of the rate that a plan gives
     epochs: int  # length
 
     @property
     def arm(self) -> str:
-        """For files and messages."""
+        """Name of the training in file names and messages."""
         return f"{self.optimizer}-{self.batch}-rate{self.rate_scale:.3g}-epochs{self.epochs}"
 
 
@@ -238,7 +238,7 @@ def job_keys(
 
 
 def plan_of(cell: Cell, seed: int, known: Opened, precision: Precision | None = None) -> Plan:
-    """The plan of a training: what the job leaves open is as a plan has it, but for the rate."""
+    """The plan of a training: the planner chooses what the job leaves open, except the rate."""
     asked = {"global_batch": cell.batch, "optimizer": cell.optimizer, "seed": seed}
     keys = job_keys(TASKS[cell.task], known, cell.epochs, precision)
     job = change_job(Job(), {**keys, **asked})
@@ -247,7 +247,7 @@ def plan_of(cell: Cell, seed: int, known: Opened, precision: Precision | None = 
 
 
 def wanted(cell: Cell, seed: int, known: Opened, *, prefix: str = "") -> Wanted:
-    """The run of a training, with what its line says of it."""
+    """The run of a training, with the facts for its kept line."""
     plan = plan_of(cell, seed, known)
     facts = {
         "task": cell.task,
@@ -272,7 +272,7 @@ def wanted(cell: Cell, seed: int, known: Opened, *, prefix: str = "") -> Wanted:
 
 
 def look_cells(name: str) -> list[tuple[Cell, int]]:
-    """Trainings of the look set of a task, the shortest first, and the images of each."""
+    """Trainings of a task's look set, the shortest first, each with its number of images."""
     task, cells = TASKS[name], []
     for part in LOOK_PARTS:
         samples = max(task.epochs) * task.look_images // part
@@ -283,7 +283,7 @@ def look_cells(name: str) -> list[tuple[Cell, int]]:
 
 
 def look_rate_cells(name: str) -> list[tuple[Cell, int]]:
-    """Trainings of the look set at other rates, and the images of each."""
+    """Trainings of a task's look set at other rates, each with its number of images."""
     task, cells = TASKS[name], []
     for part, batches in LOOK_RATES_BATCHES.items():
         samples = max(task.epochs) * task.look_images // part
@@ -304,7 +304,7 @@ def gather_look(
     tasks: Sequence[str] = tuple(TASKS),
     cells_of: Callable[[str], list[tuple[Cell, int]]] = look_cells,
 ) -> None:
-    """Make the look set: part by part of the lengths, the nearest rates first, task by task."""
+    """Make the look set: the shortest trainings first, among them those with the nearest rates."""
 
     @cache
     def images_of(name: str, images: int) -> Opened:
@@ -335,7 +335,7 @@ def gather_look(
 
 
 def cells_of(name: str) -> Iterator[Cell]:
-    """The grid of a task: all at the rate of a plan first."""
+    """The grid of a task: first all trainings at the rate of a plan."""
     task = TASKS[name]
     grid = product(RATE_SCALES, task.epochs, task.batches, OPTIMIZERS)
     for scale, epochs, batch, optimizer in grid:
@@ -343,9 +343,7 @@ def cells_of(name: str) -> Iterator[Cell]:
 
 
 def beyond(accuracies: Mapping[float, float]) -> float | None:
-    """The rate scale that is to be tried besides, by accuracies at others; `None`: the best is no
-    end.
-    """
+    """The next rate scale to try, from the accuracies at others; ``None``: the best is no end."""
     best = max(accuracies, key=lambda scale: accuracies[scale])
     further = {min(accuracies): best / 3, max(accuracies): best * 3}.get(best)
     low, high = WIDEST
@@ -355,8 +353,8 @@ def beyond(accuracies: Mapping[float, float]) -> float | None:
 def gather_truth(
     runs: RunLines, data: Path, folder: Path, until: float, tasks: Sequence[str] = tuple(TASKS)
 ) -> None:
-    """Make the grid seed by seed and in it task by task, each with what is beyond its ends where
-    seed 0 was best there.
+    """Make the grid seed by seed, for each seed task by task, with the rates beyond the ends where
+    the best rate with seed 0 is at an end.
     """
 
     @cache
@@ -379,7 +377,7 @@ def gather_truth(
 
 
 def _cells_beyond(cells: Sequence[Cell], found: Callable[[Cell], Run | None]) -> list[Cell]:
-    """One more rate for each batch, optimizer and length whose best is at an end."""
+    """One more rate for each batch, optimizer and length whose best rate is at an end."""
     rates: dict[Cell, dict[float, float]] = {}
     for cell in cells:
         if (run := found(cell)) is not None:
@@ -401,7 +399,7 @@ GATHERED = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Gather one of the sets."""
+    """Read the command line and gather one of the sets."""
     parser = make_parser(__doc__)
     parser.add_argument("which", choices=tuple(GATHERED))
     parser.add_argument("--task", choices=TASKS, help="this one alone")

@@ -1,16 +1,19 @@
-"""Networks that Tula's paper trains, at the side of ImageNet: probed, planned, trained, checked.
+"""The networks of Tula's paper at ImageNet's resolution: are time and memory predicted correctly?
 
-ResNet-50, VGG-11, AlexNet and MobileNetV3 (large) as torchvision has them, imported by name as a
-user would, on photographs of imagenette2-160 scaled to 224 px, two workers of one core each. One
-command trains each, `batchwright run`, with 10 classes, at most 3 GiB for each worker's tensors, a
-probe of 60 seconds without trials, and nothing else said: the plan chooses batch, optimizer and
-rate. 320 training images are few, but what is compared are seconds and bytes: of an epoch as the
-plan predicted it against the median of the epochs but the first, and of the largest peak of a
-worker's tensors. An error is |predicted - measured| / measured. Two epochs with --quick, which
-takes AlexNet and MobileNetV3, three with --full, which takes all.
+ResNet-50, VGG-11, AlexNet and MobileNetV3 (large) are torchvision's, and a job names them by their
+import path, as a user would. Images are photographs of imagenette2-160 scaled to 224 px; two
+workers have one core each. Each network is trained by one command, `batchwright run`, with 10
+classes, at most 3 GiB for the tensors of each worker and a probe of 60 seconds without trials; the
+plan chooses batch, optimizer and rate. 320 training images are few, but accuracy is not compared.
 
-torchvision is no dependency of the project, and has no build for CPUs: with that of PyTorch, its
-compiled operators do not load. The networks need none of them.
+Compared are the predicted seconds of an epoch with the median of the measured epochs without the
+first, and the predicted peak memory of a worker's tensors with the largest measured one. An error
+is |predicted - measured| / measured. --quick trains AlexNet and MobileNetV3 for two epochs, --full
+all networks for three.
+
+torchvision is no dependency of the project. It has no CPU build; its standard build installs beside
+the CPU build of PyTorch, but its compiled operators do not load there. These networks use none of
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ NETWORKS = {
     "resnet50": "ResNet-50",
     "vgg11": "VGG-11",
 }
-QUICK = 2  # so many of them
+QUICK = 2  # networks with --quick, the first of `NETWORKS`
 SIDE, IMAGES, HELD_OUT, WORKERS = 224, 320, 80, 2
 EPOCHS = {False: 2, True: 3}  # by --full
 TIMEOUT_SECONDS = 900.0
@@ -46,22 +49,25 @@ BENCHMARK = Benchmark(
     "large_networks",
     "Networks of Tula's paper",
     "Photographs at 224 px, two workers of one core each, `batchwright run` with a probe of 60 "
-    "seconds; spread: quartiles over the networks, or over the epochs",
+    "seconds. An error is |predicted - measured| / measured. Spread: quartiles over the networks, "
+    "or over the epochs",
     (
-        Figure("large_epoch_error", "share", "median", "predicted against measured seconds of an "
-               "epoch, median error", at_most=0.10),
-        Figure("large_memory_error", "share", "median", "predicted against measured peak of a "
-               "worker's tensors, median error", at_most=0.10),
+        Figure("large_epoch_error", "share", "median", "error of the predicted seconds of an "
+               "epoch, median of four networks", at_most=0.10),
+        Figure("large_memory_error", "share", "median", "error of the predicted peak memory of a "
+               "worker's tensors, median of four networks", at_most=0.10),
         *(
             figure
             for name, words in NETWORKS.items()
             for figure in (
-                Figure(f"images_per_second_{name}", "images/s", "median", f"{words}: training"),
+                Figure(f"images_per_second_{name}", "images/s", "median",
+                       f"{words}: training speed"),
                 Figure(f"epoch_over_predicted_{name}", "ratio", "mean",
                        f"{words}: measured over predicted seconds of an epoch"),
                 Figure(f"peak_over_predicted_{name}", "ratio", "mean",
-                       f"{words}: measured over predicted peak"),
-                Figure(f"chosen_batch_{name}", "samples", "mean", f"{words}: global batch chosen"),
+                       f"{words}: measured over predicted peak memory of a worker's tensors"),
+                Figure(f"chosen_batch_{name}", "samples", "mean",
+                       f"{words}: global batch that the plan chose"),
             )
         ),
     ),
@@ -89,7 +95,7 @@ _KEPT: list[object] = []  # a library's operators go with it
 
 
 def _network(name: str) -> Callable[[int], nn.Module]:
-    """A function that a job's `network` may name."""
+    """A function that builds one of torchvision's networks, for a job's `network`."""
 
     def build(num_classes: int) -> nn.Module:
         network: nn.Module = getattr(_models(), name)(num_classes=num_classes)
@@ -102,8 +108,8 @@ alexnet, mobilenet_v3_large, resnet50, vgg11 = map(_network, NETWORKS)
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """A run of each network."""
-    _models()  # else the first run would miss them, once the images are made
+    """Run each network and compare with its plan."""
+    _models()  # refuses at once where torchvision is missing, not only in the first run
     data = folder / "images"
     smaller_folder(arguments.data / "imagenette2-160", IMAGES, data, held_out=HELD_OUT)
     names = list(NETWORKS)[: None if arguments.full else QUICK]
@@ -114,7 +120,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def trained(name: str, data: Path, epochs: int, out: Path) -> RunSummary:
-    """What `batchwright run` made of a network; a finished run in its folder is not made again."""
+    """The summary of `batchwright run` on a network; a finished run in ``out`` is reused."""
     if not (out / "summary.json").exists():
         say(f"{NETWORKS[name]}: batchwright run")
         words = {
@@ -135,7 +141,7 @@ def trained(name: str, data: Path, epochs: int, out: Path) -> RunSummary:
 
 
 def found_of(runs: dict[str, RunSummary]) -> dict[str, list[float]]:
-    """The figures of the runs, by network."""
+    """All figures, by name, from a run of each network."""
     found: dict[str, list[float]] = {"large_epoch_error": [], "large_memory_error": []}
     for name, one in runs.items():
         told = told_of(one)
@@ -153,7 +159,7 @@ def found_of(runs: dict[str, RunSummary]) -> dict[str, list[float]]:
 
 
 def told_of(run: RunSummary) -> dict[str, Any]:
-    """What of a run is compared, and what was chosen."""
+    """What a report has of a run: predicted and measured values, and what the plan chose."""
     (stage,) = run.plan.stages
     assert stage.predicted_epoch_seconds is not None
     assert stage.predicted_bytes is not None

@@ -1,8 +1,8 @@
-"""Images and networks of the scripts that `benchmarks.planning.time_to_accuracy` compares with.
+"""Images and networks of the plain scripts that `benchmarks.planning.time_to_accuracy` times.
 
-Nothing here is the project's own: it is what people write who have PyTorch, Pillow and NumPy, with
-the changes of torchvision's `RandomCrop`, `RandomHorizontalFlip`, `ToTensor` and `Normalize`. The
-networks are those of the same names that Batchwright has, weights at the start included.
+Nothing here uses Batchwright: it is what people write with PyTorch, Pillow and NumPy, with the
+augmentation of torchvision's `RandomCrop`, `RandomHorizontalFlip`, `ToTensor` and `Normalize`. The
+networks equal those of the same names in Batchwright, initialization included.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ STATISTICS = {  # mean and standard deviation of the channels
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "imagefolder": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
-LOOK = slice(0, None, 4), slice(2, None, 20)  # of the training images: trained on, and judged on
+LOOK = slice(0, None, 4), slice(2, None, 20)  # tuning: training images to train and to evaluate on
 
 
 def arguments() -> argparse.Namespace:
-    """The command line of a script."""
+    """The parsed command line of a script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True, help="cifar100:PATH or imagefolder:PATH")
     parser.add_argument("--network", choices=NETWORKS, required=True)
@@ -40,17 +40,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--loaders", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--look", action="store_true", help="a quarter of the training images, "
-                        "judged on others of them")  # fmt: skip
+    parser.add_argument("--look", action="store_true", help="train on a quarter of the training "
+                        "images, evaluate on others of them")  # fmt: skip
     return parser.parse_args()
 
 
 class Images(Dataset[tuple[Tensor, int]]):
     """Images of CIFAR-100, held in memory, or files in a folder for each class.
 
-    ``part`` is ``train`` or ``test`` (of a folder ``val`` is the latter); ``augment`` crops at
-    random
-    out of a border of an eighth of the side, and flips.
+    ``part`` is ``train`` or ``test`` (the folder ``val``). ``augment`` crops at random out of a
+    border of an eighth of the side, and flips at random.
     """
 
     def __init__(self, data: str, part: str, side: int, *, augment: bool) -> None:
@@ -104,7 +103,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 def loaders(asked: argparse.Namespace) -> tuple[DataLoader, DataLoader, int]:
-    """What feeds training, what feeds evaluation, and the number of classes."""
+    """The loaders of training and evaluation images, and the number of classes."""
     train = Images(asked.data, "train", asked.side, augment=True)
     classes = train.classes
     trained: Dataset[tuple[Tensor, int]] = train
@@ -128,7 +127,7 @@ def loaders(asked: argparse.Namespace) -> tuple[DataLoader, DataLoader, int]:
 
 
 def optimizer_of(network: nn.Module, rate: float, epochs: int) -> tuple[SGD, CosineAnnealingLR]:
-    """SGD with momentum, and a cosine over the epochs."""
+    """SGD with Nesterov momentum, and a cosine schedule over the epochs."""
     optimizer = SGD(
         network.parameters(), rate, momentum=MOMENTUM, nesterov=True, weight_decay=WEIGHT_DECAY
     )

@@ -1,7 +1,7 @@
-"""The script of `benchmarks.planning.plain_torch`, as people write it with Lightning.
+"""The training script of `benchmarks.planning.plain_torch`, as people write it with Lightning.
 
-Logger, checkpoints and progress bar are off, which makes it faster than by default. Uses nothing of
-the project, and runs in an environment of its own: `pip install torch==2.13.0 lightning pillow
+Logger, checkpoints and progress bar are off, which makes it faster than by default. It uses nothing
+of Batchwright and runs in an environment of its own: `pip install torch==2.13.0 lightning pillow
 numpy`, Lightning 2.6, but neither 2.6.2 nor 2.6.3, which were withdrawn.
 """
 
@@ -30,19 +30,19 @@ class Classifier(lightning.LightningModule):
         return functional.cross_entropy(self.network(images), labels)
 
     def validation_step(self, batch: list[Tensor], _: int) -> None:
-        """Counts what is right."""
+        """Log the accuracy of a batch."""
         images, labels = batch
         right = (self.network(images).argmax(1) == labels).float().mean()
         self.log("accuracy", right, batch_size=len(labels))
 
     def on_validation_epoch_end(self) -> None:
-        """Tells it."""
+        """Print the accuracy of all batches as a line of JSON."""
         accuracy = float(self.trainer.callback_metrics["accuracy"])
         versions = {"torch": torch.__version__, "lightning": lightning.__version__}
         print(json.dumps({"accuracy": accuracy, "versions": versions}), flush=True)
 
     def configure_optimizers(self) -> dict[str, object]:
-        """SGD with momentum, and a cosine over the epochs."""
+        """SGD with Nesterov momentum, and a cosine schedule over the epochs."""
         optimizer, schedule = optimizer_of(self, self.rate, self.epochs)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 

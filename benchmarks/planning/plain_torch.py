@@ -1,9 +1,9 @@
-"""The script that people write by hand: PyTorch, Pillow, SGD with momentum, a cosine, float32.
+"""A training script as people write it by hand: PyTorch, Pillow, SGD, a cosine schedule, float32.
 
     python -m benchmarks.planning.plain_torch --data cifar100:PATH --network resnet8 --side 32 \
         --epochs 10 --rate 0.1 --loaders 2
 
-Prints a line of JSON after each epoch's evaluation. Uses nothing of the project.
+Prints a line of JSON after each epoch's evaluation. Uses nothing of Batchwright.
 """
 
 import json

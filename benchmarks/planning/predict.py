@@ -1,28 +1,33 @@
 """Predictions against measurements: step time, memory, epochs to a target, and the planner's speed.
 
-Step time and memory. Six workloads: `resnet8`, `vgg8` (no batch normalization) and
-`mobilenet_small` (depthwise), each on CIFAR-100 at 24 and 32 px and on the ImageNet subset at 64
-px, with 1 and 2 worker processes on the CPU. Each workload is probed (`probe.budget` 55 s with
---full, 20 s with --quick; no trials, to which 90 epochs would give half an hour) and planned. The
-plan predicts steps that the probe did not measure: batches midway between measured ones.
-`batchwright check` takes 6 of them with --full, 4 with --quick, as even as can be over workers,
-resolutions and batches, and measures each: once after the plan, and once more after all other
-workloads. The measured value is the mean of both times; how far they are apart, relative to it, is
-the repeat error, which says how steady the machine was. An error is |predicted - measured| /
-measured; the largest of steps is held against 0.10, or twice the largest repeat error. Memory is
-peak bytes of tensors: `memory_worst_under` is (measured - upper end of the interval) / measured,
-and a limit of 1.5 times the largest measured peak of each workload, so that the answer lies beyond
-what was measured, is to be above the peak at `max_local_batch_size` (`memory_at_most`) and below
-that at 1.05 times it (`memory_next_step`). `probe_share`: probing over what it may cost, 2 % of the
-training, or 60 s; the largest.
+Workloads. `resnet8`, `vgg8` (no batch normalization) and `mobilenet_small` (depthwise
+convolutions), each on CIFAR-100 at 24 and 32 px and on the ImageNet subset at 64 px, with 1 and 2
+worker processes on the CPU: six workloads. Each is probed (`probe.budget` 55 s with --full, 20 s
+with --quick; no trials, since a training of 90 epochs would give them half an hour) and planned.
+
+Step time. The plan predicts steps that the probe did not measure, at batches midway between
+measured ones. `batchwright check` chooses 6 of them with --full, 4 with --quick, spread evenly over
+workers, resolutions and batches, and measures each twice: once right after the plan, and once after
+all other workloads. The measured value is the mean of both. Their difference relative to it
+(`repeat_error`) shows how steady the machine was. An error is |predicted - measured| / measured;
+the largest error of a step is to be at most 0.10, or twice the largest `repeat_error` where that is
+more.
+
+Memory is peak bytes of tensors. `memory_worst_under` is (measured - upper end of the interval) /
+measured. For each workload a memory limit of 1.5 times its largest measured peak is set, so that
+the answer lies beyond what was measured: the peak at `max_local_batch_size` is to be within that
+limit (`memory_at_most`), and the peak at 1.05 times that batch beyond it (`memory_next_step`).
+`probe_share` is a probe's seconds over those that it may take: 2 % of the training, or 60 s if that
+is more.
 
 Epochs to a target. `resnet8` on CIFAR-100, two workers, constant rate 0.1 at batch 128, scaled with
-the root of the batch; the epoch (interpolated) where held-out accuracy first reaches 20 %, seed 1.
-The run at batch 128 is the one to learn from; batches 64, 256 and 512 are predicted from it and the
-noise scale along it. Task and target were settled after seeing seed 0; docs/log.md says how.
+the square root of the batch, seed 1. The target is the epoch (interpolated) in which held-out
+accuracy first reaches 20 %. The model is fitted to the run at batch 128 and the noise scale
+measured in it, and predicts the epochs at batches 64, 256 and 512. Task and target were chosen
+after seeing seed 0; docs/log.md says how.
 
-Planner. Made-up profiles of five kinds of workers, 30 batches at 5 resolutions each; 10 to 10,000
-workers; objective knee with prices; wall time of `plan`, median of 5.
+Planner. Wall time of `plan` with objective knee and prices, median of 5, for made-up profiles of
+five kinds of workers, 30 batches at 5 resolutions each, and 10 to 10,000 workers.
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ NETWORKS = ("resnet8", "vgg8", "mobilenet_small")
 SIDES = {"cifar100": (24, 32), "imagefolder": (64,)}
 FOLDERS = {"cifar100": "cifar-100-python", "imagefolder": "imagenette2-160"}
 BUDGET, POINTS = {False: 20.0, True: 55.0}, {False: 4, True: 6}  # by --full
-EPOCHS = 90  # of the training that is planned: what such data sets are trained for
+EPOCHS = 90  # of the planned training, a usual length on such data
 WORST_GOAL = 0.10
 PROBE_SHARE, PROBE_SECONDS = 0.02, 60.0
 NEXT_STEP = 1.05
@@ -76,36 +81,39 @@ PLAN_REPEATS = 5
 BENCHMARK = Benchmark(
     "predict",
     "Predictions",
-    "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 and Imagenette, one and two workers; "
-    "spread: quartiles for medians, else from the median to the extreme",
+    "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 and Imagenette, one and two workers. An "
+    "error is |predicted - measured| / measured. Spread: quartiles for medians, else from the "
+    "median to the extreme",
     (
-        Figure("step_seconds_median_error", "share", "median", "predicted step time against "
-               "measured, steps that were not probed, median error", at_most=0.05),
-        Figure("step_seconds_worst_error", "share", "largest", "the largest of these errors",
-               at_most=WORST_GOAL),
-        Figure("repeat_error", "share", "largest",
-               "how far two measurements of one step were apart, the largest"),
-        Figure("interval_coverage", "share", "share",
-               "share of these steps inside the 95 % interval, whose half width is "
-               "{interval_half_width}", at_least=22 / 24),
-        Figure("interval_half_width", "share", "median",
-               "half that interval, as a share of the prediction", at_most=0.10),
+        Figure("step_seconds_median_error", "share", "median", "error of the predicted time of a "
+               "step that was not probed, median", at_most=0.05),
+        Figure("step_seconds_worst_error", "share", "largest", "error of the predicted time of a "
+               "step that was not probed, largest", at_most=WORST_GOAL),
+        Figure("repeat_error", "share", "largest", "difference between two measurements of the "
+               "same step, minutes apart, relative to their mean, largest"),
+        Figure("interval_coverage", "share", "share", "share of the steps whose measured time lies "
+               "in the predicted 95 % interval (half width {interval_half_width})",
+               at_least=22 / 24),
+        Figure("interval_half_width", "share", "median", "half width of the 95 % interval of a "
+               "step's time, relative to the prediction", at_most=0.10),
         Figure("memory_median_error", "share", "median",
-               "predicted peak of tensors in memory against measured, median error",
-               at_most=0.03),
-        Figure("memory_worst_under", "share", "largest", "how far a peak of tensors was above its "
-               "interval, the largest (negative: below)", at_most=0.0),
-        Figure("memory_at_most", "share", "largest", "peak of tensors at the largest local batch "
-               "that a memory limit allows, as a share of the limit, the largest", at_most=1.0),
-        Figure("memory_next_step", "ratio", "least", "the same at 1.05 times that batch, the "
-               "least: it would not fit", at_least=1.0),
-        Figure("probe_share", "share", "largest", "seconds of a probe over what it may take "
-               "(2 % of a training of 90 epochs, or 60 s), the largest", at_most=1.0),
-        Figure("epochs_to_target_error", "share", "largest", "predicted epochs to an accuracy at "
-               "three batches, largest error", at_most=0.20, full=True),
+               "error of the predicted peak memory of tensors, median", at_most=0.03),
+        Figure("memory_worst_under", "share", "largest", "excess of the measured peak memory of "
+               "tensors over the upper end of its predicted interval, relative to the peak, "
+               "largest (negative: below that end)", at_most=0.0),
+        Figure("memory_at_most", "share", "largest", "peak memory of tensors at the largest local "
+               "batch that is predicted to fit a limit, over that limit, largest", at_most=1.0),
+        Figure("memory_next_step", "ratio", "least", "peak memory of tensors at 1.05 times the "
+               "largest local batch that is predicted to fit a limit, over that limit, smallest "
+               "(above 1: it does not fit)", at_least=1.0),
+        Figure("probe_share", "share", "largest", "seconds of a probe over the seconds that it may "
+               "take (2 % of a training of 90 epochs, at least 60 s), largest", at_most=1.0),
+        Figure("epochs_to_target_error", "share", "largest", "error of the predicted number of "
+               "epochs to an accuracy, three batches, largest", at_most=0.20, full=True),
         Figure("plan_10000_workers_seconds", "s", "median",
-               "planning for 10,000 workers of five kinds", at_most=1.0),
-        *(Figure(f"plan_{count}_workers_seconds", "s", "median", f"for {count:,}")
+               "seconds to plan for 10,000 workers of five kinds", at_most=1.0),
+        *(Figure(f"plan_{count}_workers_seconds", "s", "median",
+                 f"seconds to plan for {count:,} workers of five kinds")
           for count in WORKERS[:-1]),
     ),
     seeds=TARGET_SEEDS,
@@ -113,7 +121,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """The planner's speed, and with data predictions."""
+    """The planner's speed, and predictions if there is a data folder."""
     seconds = {workers: _plan_seconds(workers) for workers in WORKERS}
     found: dict[str, Any] = {f"plan_{n}_workers_seconds": some for n, some in seconds.items()}
     measurements: dict[str, Any] = {"plan_seconds": seconds}
@@ -131,7 +139,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 @dataclass
 class Workload:
-    """A network on data, as it goes through the benchmark."""
+    """A network on a data set: its job, profile and plan, and the checks made so far."""
 
     job: Job
     profile: Profile
@@ -140,7 +148,7 @@ class Workload:
 
 
 def predictions(arguments: Arguments) -> Found:
-    """Steps and peaks, each measured twice."""
+    """Predicted and measured step times and peaks of memory; each is measured twice."""
     workloads, limits = [], []
     for kind in SIDES:
         for network in NETWORKS:
@@ -190,7 +198,7 @@ def _check(workload: Workload, points: int) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prediction, and its two measurements."""
+    """A prediction, and the two measurements that check it, in the quantity's unit."""
 
     quantity: str
     data: str
@@ -206,22 +214,22 @@ class Pair:
 
     @property
     def measured(self) -> float:
-        """Mean of both."""
+        """Mean of the two measurements."""
         return (self.first + self.second) / 2
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of the measurement."""
+        """Error of the prediction, relative to the measurement."""
         return abs(self.predicted - self.measured) / self.measured
 
     @property
     def repeat_error(self) -> float:
-        """Of the measurement, by its two halves."""
+        """Difference between the two measurements, relative to their mean."""
         return abs(self.first - self.second) / self.measured
 
     @property
     def half_width(self) -> float:
-        """Of the interval, as a share of the prediction."""
+        """Half width of the interval, relative to the prediction."""
         return (self.high - self.low) / 2 / self.predicted
 
     @property
@@ -231,7 +239,7 @@ class Pair:
 
     @property
     def under(self) -> float:
-        """How far the measurement lies above the interval, as a share of it; negative if not."""
+        """(measured - upper end of the interval) / measured; negative below that end."""
         return (self.measured - self.high) / self.measured
 
 
@@ -251,7 +259,7 @@ def _paired(workload: Workload, quantity: str) -> list[Pair]:
 
 
 def _limit(profile: Profile) -> dict[str, float]:
-    """Peaks at the largest batch for a limit, and a twentieth above it, over that limit."""
+    """Peaks over a memory limit: at the largest batch predicted to fit, and at 1.05 times that."""
     side = max(profile.job.resolutions)
     limit = int(1.5 * max(p.peak_bytes for p in profile.memory if p.resolution == side))
     most = max_local_batch_size(profile, limit=limit, resolution=side, workers=1)
@@ -276,7 +284,7 @@ def _probe_share(workload: Workload) -> float:
 
 
 def epochs_to_targets(data: Path, folder: Path) -> Found:
-    """Trainings at several batches, the others predicted from the one that is learnt from."""
+    """Predicted and measured epochs to the target, from a training at each batch."""
     runs = {
         batch: [_train(data, folder, batch, seed) for seed in TARGET_SEEDS]
         for batch in (REFERENCE, *PREDICTED)

@@ -1,58 +1,67 @@
-"""The script that people write by default against `batchwright run`: seconds to the same accuracy.
+"""Seconds to the same accuracy: a usual PyTorch or Lightning script against `batchwright run`.
 
-    groups-resnet8  short  resnet8, 32 px, 25,000 images of CIFAR-100, its first ten superclasses
-    imagenette-64   short  resnet8, 64 px,  9,469 images, imagenette2-160, ten classes
-    groups-vgg8     short  vgg8,    32 px, 25,000 images, as above
-    cifar-resnet8   long   resnet8, 32 px, 50,000 images of CIFAR-100, 100 classes
-    imagenette-96   long   resnet8, 96 px,  9,469 images, as above
+The tasks are five. A task is short or long by the time that the script takes:
 
-Scripts: `benchmarks/planning/plain_torch.py`, a loop written by hand, and
-`benchmarks/planning/plain_lightning.py`. Both decode and change images one by one with Pillow in a
-Dataset (crops out of a border of an eighth, flips), feed batches of 128 by a DataLoader, and train
-the same networks as ours from the same kind of weights by SGD with Nesterov momentum 0.9, weight
-decay 5e-4 and a cosine over the epochs, in float32, with PyTorch's own threads, one process, an
-evaluation of all test images each epoch. What they are given is settled by looks with seed 10 at a
-quarter of the training images:
+    task            script takes   network  side   training images
+    groups-resnet8  1.6 to 3 min   resnet8  32 px  25,000 of CIFAR-100, its first ten superclasses
+    imagenette-64   1.6 to 3 min   resnet8  64 px   9,469 of imagenette2-160, ten classes
+    groups-vgg8     1.6 to 3 min   vgg8     32 px  25,000, those of groups-resnet8
+    cifar-resnet8   8 to 13 min    resnet8  32 px  50,000 of CIFAR-100, 100 classes
+    imagenette-96   8 to 13 min    resnet8  96 px   9,469, those of imagenette-64
 
-1. Loader processes 0, 1 or 2, for each script: the least seconds from the first evaluation to the
-   second one, at rate 0.1.
-2. Epochs: the fewest with which the loop by hand takes 120 s on a short task and 640 s on a long
-   one, if an epoch takes four times those seconds.
-3. Rate 0.03, 0.1 or 0.3: the best accuracy of the loop by hand after as many epochs of a quarter of
-   the images, over other training images (a twentieth, not trained on). Lightning has the same.
+The scripts are `benchmarks/planning/plain_torch.py`, a loop written by hand, and
+`benchmarks/planning/plain_lightning.py`. Both decode and augment images one by one with Pillow in a
+Dataset (random crops out of a border of an eighth of the side, random flips) and read batches of
+128 from a DataLoader. They train the same networks as Batchwright, with the same initialization, by
+SGD with Nesterov momentum 0.9, weight decay 5e-4 and a cosine schedule, in float32, in one process
+with PyTorch's default threads, and evaluate all test images after each epoch. Their settings are
+tuned first, with seed 10 and a quarter of the training images:
 
-Ours: `batchwright run data= network= resolutions= epochs= goal.accuracy= seed=`, with the script's
-epochs as the most and the accuracy of the script's last evaluation as the goal, all else left to
-the plan, from an empty cache: the start, decoding, the probe, trials, the plan, training and
-evaluations count. Seeds 0 to 2, in turns: each script, and right after it ours to what it reached,
-the two as one or not at all, as the machine's speed moves by 1.4. All arms use all cores, alone on
-the machine: a run begins when others use less than a tenth of a core, and a pair does not count
-where they used more meanwhile.
+1. Loader processes, for each script: 0, 1 or 2, whichever has the fewest seconds from the end of
+   the first evaluation to the end of the second one, at rate 0.1.
+2. Epochs: as many as the loop by hand needs to train for at least 120 s on a short task and 640 s
+   on a long one, if an epoch takes four times the seconds of step 1.
+3. Learning rate: 0.03, 0.1 or 0.3, whichever gives the loop by hand the best accuracy after that
+   many epochs, on a twentieth of the training images that it is not trained on. The Lightning
+   script has the same rate.
 
-Seconds of both are from the start of the process to the first evaluation that reaches the script's
-last accuracy. Where ours ends below it, or its plan sees no way to it, the command is given again,
-cold, with twice the epochs as the most, and then with four times as many; the time of all of them
-counts. A goal that is still not reached counts as a tenth of the script's speed.
+Our command is `batchwright run data= network= resolutions= epochs= goal.accuracy= seed=`, with
+the script's number of epochs as the maximum and the accuracy of the script's last evaluation as the
+goal. The plan decides everything else. The cache is empty, and everything counts: start, decoding,
+probe, trials, planning, training and evaluations.
 
-A task's ratio is the geometric mean over the seeds, with that of the two scripts that is better
-for the script. Tasks are long or short as the table says, also where a script takes less than the
-looks had it: 8 to 13 minutes, and 1.6 to 3.
+Seconds are counted, for both, from the start of the process to the end of the first evaluation
+that reaches the script's last accuracy. Where our command ends below that accuracy, or its plan
+finds no way to it, it is started again from an empty cache with twice the maximum number of epochs,
+and then with four times that number; the time of all attempts counts. A goal that is still not
+reached counts as a tenth of the script's speed.
 
-Ratios are geometric means over tasks and seeds, their spread the range over the seeds, where a task
-that lacks one has its mean; without probe and trials is `_training`. From the same runs of ours, as
-far as they were trained and beside no other program: |predicted - measured| / measured of a
-training with its evaluations, as the plan has it before it begins, the epochs that were not needed
-left out in proportion; the same of cost, where what is paid are all workers for the whole time of
-the training command, its start and end included; and the same of the largest resident size of a
-worker. The uneven ratio is with a program that never waits on one of the cores, from start to end;
-groups-resnet8 and imagenette-64, loop by hand, seed 0. Runs are made by
+Pairs. Seeds are 0 to 2. Each run of a script is followed at once by our command, since the
+machine's speed varies by a factor of up to 1.4 over the hours; a pair counts only as a whole. All
+runs use all cores and have the machine to themselves: a run begins when other programs use less
+than a tenth of a core, and a pair does not count where they used more while it ran.
+
+Ratios are the script's seconds over ours. A task's ratio is the geometric mean over its seeds,
+against whichever script makes that ratio smaller. Figures over several tasks are geometric means
+over tasks and seeds; their spread is the range over the seeds, where a task that lacks a seed has
+its mean. `time_to_accuracy_training` leaves out our probe and trials. `time_to_accuracy_uneven` is
+measured while a program that never waits runs on one of the cores, from start to end of both runs:
+groups-resnet8 and imagenette-64, loop by hand, seed 0.
+
+Errors of predictions, |predicted - measured| / measured, are of the trainings by our command on
+a machine without other programs: seconds of training and evaluations, as the plan predicts them
+before training begins (in proportion to the epochs that were then trained);
+cost, where all workers are paid for the whole time of the training command, its start and end
+included; and the peak resident memory of a worker process.
+
+The runs are made by
 
     python -m benchmarks.planning.time_to_accuracy_runs --data DIR --lightning-python PATH
 
-in the order of seeds, short tasks first, the uneven pair last. --full scores the lines that are in
-benchmarks/results/time-to-accuracy-runs.jsonl, those of the processor that the last one is of; a
-task counts from its first pair on. --quick makes
-one pair of 1,000 images and two epochs as a check, with a data folder.
+seed by seed, short tasks first, the runs beside a busy program last. --full scores the kept runs in
+benchmarks/results/time-to-accuracy-runs.jsonl, of the processor that the last line names; a task
+counts as soon as it has one pair. --quick makes one pair of 1,000 images and two epochs as a check,
+with a data folder.
 """
 
 from __future__ import annotations
@@ -69,49 +78,55 @@ from benchmarks.harness.figures import Figure, Value, errors
 from benchmarks.harness.kept_runs import read_lines
 from benchmarks.planning.time_to_accuracy_runs import CHECK, LINES, LONG, TASKS, Asked, Bench
 
-MISSED = 0.1  # of the script's speed
+MISSED = 0.1  # ratio of a pair whose goal was not reached: a tenth of the script's speed
 
 BENCHMARK = Benchmark(
     "time_to_accuracy",
     "Time to an accuracy",
-    "A loop written by hand and Lightning, each with its best number of loader processes and SGD "
-    "at the best of three rates, whichever is better; `batchwright run` has the script's last "
-    "accuracy as `goal.accuracy`; spread: range over the seeds, quartiles for errors",
+    "Plain script: a PyTorch loop written by hand or Lightning, whichever is better, each with its "
+    "best number of loader processes and SGD at the best of three rates. `batchwright run` gets "
+    "the script's last accuracy as `goal.accuracy`; its seconds include start, decoding, probe and "
+    "trials. Ratios are geometric means over tasks and seeds, their spread is the range over the "
+    "seeds; errors are |predicted - measured| / measured, their spread is the quartiles",
     (
-        Figure("time_to_accuracy_all", "ratio", "mean", "script's seconds over those of "
-               "`batchwright run` to the accuracy that the script reached, everything counted, "
-               "tasks where the script takes some ten minutes", at_least=5.0),
-        Figure("time_to_accuracy_short", "ratio", "mean", "script's seconds over those of "
-               "`batchwright run` to the accuracy that the script reached, everything counted, "
-               "tasks where the script takes two minutes", at_least=2.5),
-        Figure("time_to_accuracy_training", "ratio", "mean",
-               "the same of all tasks, without probe and trials", at_least=8.0),
-        Figure("time_to_accuracy_least", "ratio", "mean",
-               "the task with the least of these ratios", at_least=1.5),
-        Figure("time_to_accuracy_missed", "share", "mean",
-               "goals that the first command did not reach"),
-        Figure("time_to_accuracy_uneven", "ratio", "mean", "the ratio beside a program that never "
-               "waits on one of the cores, two short tasks"),
+        Figure("time_to_accuracy_all", "ratio", "mean", "seconds to the same accuracy, plain "
+               "script over `batchwright run`; tasks that take the script some ten minutes",
+               at_least=5.0),
+        Figure("time_to_accuracy_short", "ratio", "mean", "seconds to the same accuracy, plain "
+               "script over `batchwright run`; tasks that take the script some two minutes",
+               at_least=2.5),
+        Figure("time_to_accuracy_training", "ratio", "mean", "seconds to the same accuracy, plain "
+               "script over `batchwright run` without its probe and trials; all tasks",
+               at_least=8.0),
+        Figure("time_to_accuracy_least", "ratio", "mean", "seconds to the same accuracy, plain "
+               "script over `batchwright run`; the task with the smallest ratio", at_least=1.5),
+        Figure("time_to_accuracy_missed", "share", "mean", "share of the pairs in which the first "
+               "`batchwright run` did not reach the script's accuracy"),
+        Figure("time_to_accuracy_uneven", "ratio", "mean", "seconds to the same accuracy, plain "
+               "script over `batchwright run`, both beside a program that never waits on one of "
+               "the cores; two short tasks"),
         *(
-            Figure(f"ratio_{task}", "ratio", "mean", words)
+            Figure(f"ratio_{task}", "ratio", "mean",
+                   f"seconds to the same accuracy, plain script over `batchwright run`; {words}")
             for task, words in (
-                ("groups-resnet8", "the ratio for 25,000 images of CIFAR-100 in ten groups, "
-                 "`resnet8`"),
+                ("groups-resnet8", "25,000 images of CIFAR-100 in ten groups, `resnet8`"),
                 ("imagenette-64", "Imagenette at 64 px, `resnet8`"),
                 ("groups-vgg8", "25,000 images of CIFAR-100 in ten groups, `vgg8`"),
                 ("cifar-resnet8", "CIFAR-100, `resnet8`"),
                 ("imagenette-96", "Imagenette at 96 px, `resnet8`"),
             )
         ),
-        Figure("training_seconds_error", "share", "median", "predicted against measured seconds of "
-               "these whole trainings, median error", at_most=0.05),
-        Figure("training_seconds_worst", "share", "mean", "the largest of these errors",
-               at_most=0.12),
-        Figure("training_cost_error", "share", "median", "the same of cost, median error",
-               at_most=0.05),
-        Figure("training_cost_worst", "share", "mean", "the largest of these errors", at_most=0.12),
+        Figure("training_seconds_error", "share", "median",
+               "error of the predicted seconds of a whole training, median", at_most=0.05),
+        Figure("training_seconds_worst", "share", "mean",
+               "error of the predicted seconds of a whole training, largest", at_most=0.12),
+        Figure("training_cost_error", "share", "median",
+               "error of the predicted cost of a whole training, median", at_most=0.05),
+        Figure("training_cost_worst", "share", "mean",
+               "error of the predicted cost of a whole training, largest", at_most=0.12),
         Figure("resident_memory_error", "share", "median",
-               "the same of the largest resident size of a worker, median error", at_most=0.10),
+               "error of the predicted peak resident memory of a worker process, median",
+               at_most=0.10),
     ),
     seeds=sorted({line["seed"] for line in read_lines(LINES) if not line["look"]}),
     copies=True,
@@ -120,10 +135,10 @@ BENCHMARK = Benchmark(
 
 @dataclass(frozen=True)
 class Pair:
-    """A script's run, and ours to its accuracy."""
+    """A run of a script, and the run of our command with the script's accuracy as its goal."""
 
-    theirs: Mapping[str, Any]  # line of the script
-    ours: Mapping[str, Any]  # line of the command
+    theirs: Mapping[str, Any]  # kept line of the script's run
+    ours: Mapping[str, Any]  # kept line of our command's run
 
     @property
     def ratio(self) -> float:
@@ -132,7 +147,7 @@ class Pair:
 
     @property
     def training_ratio(self) -> float:
-        """Script's seconds over ours without our probe."""
+        """Script's seconds over ours without our probe and trials."""
         return self._over(self.ours["training_seconds"])
 
     def _over(self, seconds: float) -> float:
@@ -140,7 +155,7 @@ class Pair:
 
 
 def pairs_of(lines: Sequence[Mapping[str, Any]]) -> list[Pair]:
-    """All pairs that are whole, by each run's newest line on the processor of the last line."""
+    """All complete pairs, by the newest line of each run, on the processor of the last line."""
     lines = [line for line in lines if line["processor"] == lines[-1]["processor"]]
     found: dict[tuple[Any, ...], Pair] = {}
     for ours in lines:
@@ -161,24 +176,24 @@ def pairs_of(lines: Sequence[Mapping[str, Any]]) -> list[Pair]:
 
 @dataclass(frozen=True)
 class Score:
-    """Pairs of a task with the script that counts."""
+    """The pairs of a task with one of the two scripts."""
 
     pairs: Mapping[int, Pair]  # by seed
 
     @property
     def ratio(self) -> float:
-        """Geometric mean over the seeds."""
+        """Geometric mean of the pairs' ratios over the seeds."""
         return geometric_mean(pair.ratio for pair in self.pairs.values())
 
     @property
     def long(self) -> bool:
-        """Whether the script is to take some ten minutes."""
+        """Whether the task is one of the long ones."""
         first = next(iter(self.pairs.values()))
         return TASKS[first.ours["task"]].seconds >= LONG
 
 
 def scores_of(pairs: Iterable[Pair]) -> dict[str, Score]:
-    """By task, with the script that leaves us the smaller ratio."""
+    """The score of each task, by its name: against whichever script makes the ratio smaller."""
     found: dict[str, dict[str, dict[int, Pair]]] = {}
     for pair in pairs:
         by_script = found.setdefault(pair.ours["task"], {})
@@ -190,7 +205,7 @@ def scores_of(pairs: Iterable[Pair]) -> dict[str, Score]:
 
 
 def found_of(pairs: Sequence[Pair]) -> dict[str, Sequence[float] | Value]:
-    """All that the pairs tell."""
+    """All figures, by name, from all pairs."""
     even = [pair for pair in pairs if not pair.ours["burner"]]
     scores = scores_of(even)
     every = list(scores.values())
@@ -212,9 +227,9 @@ def found_of(pairs: Sequence[Pair]) -> dict[str, Sequence[float] | Value]:
 
 
 def ratio_of(name: str, scores: Sequence[Score]) -> Value:
-    """Geometric mean over tasks and seeds; the spread is the range over the seeds.
+    """Geometric mean over tasks and seeds; its spread is the range over the seeds.
 
-    A task that lacks a seed has its mean there, so the value lies within the range.
+    A task that lacks a seed counts with its mean there, so the value lies within the range.
     """
 
     def of(pair: Pair) -> float:
@@ -231,7 +246,7 @@ def ratio_of(name: str, scores: Sequence[Score]) -> Value:
 
 
 def errors_found(pairs: Iterable[Pair]) -> dict[str, list[float]]:
-    """How far predictions of time, cost and memory were off, over all trainings."""
+    """Relative errors of predicted seconds, cost and memory, one for each training, by figure."""
     tries = [one for pair in pairs for one in pair.ours["tries"] if not one.get("refused")]
 
     def off(predicted: str, measured: str) -> list[float]:
@@ -239,7 +254,7 @@ def errors_found(pairs: Iterable[Pair]) -> dict[str, list[float]]:
         known = [(a, b) for a, b in both if a is not None and b]
         return errors(*zip(*known, strict=True)) if known else []
 
-    # The price and the number of workers are the same in both costs.
+    # Price and number of workers cancel in the error of the cost, which leaves its seconds.
     seconds = off("predicted_seconds", "measured_seconds")
     cost = off("predicted_seconds", "billed_seconds")
     return {
@@ -252,7 +267,7 @@ def errors_found(pairs: Iterable[Pair]) -> dict[str, list[float]]:
 
 
 def told(pair: Pair) -> dict[str, Any]:
-    """What a report says of a pair; the rest is in its lines."""
+    """What a report has of a pair; the kept lines have the rest."""
     of_ours = ("task", "against", "seed", "burner", "target", "seconds", "training_seconds")
     of_last = ("method", "workers", "batch", "optimizer", "rate", "precision", "planned_epochs",
                "epochs", "probe_seconds", "trials_seconds")  # fmt: skip
@@ -269,7 +284,7 @@ def told(pair: Pair) -> dict[str, Any]:
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Score what was gathered, or make one small pair."""
+    """With --full score the kept runs; else make and score one small pair."""
     if arguments.full:
         pairs = pairs_of(read_lines(LINES))
         if not pairs:

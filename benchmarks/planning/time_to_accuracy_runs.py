@@ -3,13 +3,14 @@
     python -m benchmarks.planning.time_to_accuracy_runs --data DIR [--lightning-python PATH]
         [--limit-minutes M] [--task NAME] [--lines FILE] [--anew] [--busy]
 
-The head of `benchmarks.planning.time_to_accuracy` says what is made, and in which order. A script's
-full run and ours to its accuracy are made one right after the other, as the machine's speed moves
-from hour to hour, and stand beside each other in FILE, or neither does. What is there already, made
-on such a processor, is not made again, so that pairs can be gathered over several days; with --anew
-those of another commit are. Without an environment for Lightning its arm waits. After M minutes no
-pair is begun any more; one that is begun is brought to its end. --busy keeps lines although others
-use the machine: to try things out, in another FILE.
+The head of `benchmarks.planning.time_to_accuracy` describes the runs and their order. A script's
+full run and the run of our command to its accuracy are made one right after the other, as the
+machine's speed varies from hour to hour, and are kept in FILE together or not at all. Runs that
+FILE has already, from the same kind of processor, are not repeated, so that pairs can be gathered
+over several days; --anew repeats those of other commits. Without --lightning-python, runs of the
+Lightning script are left out. After M minutes no further pair is begun; a pair that has begun is
+finished. --busy keeps runs although other programs use the machine: for trying things out, with
+another FILE.
 """
 
 from __future__ import annotations
@@ -54,26 +55,26 @@ from benchmarks.planning import decisions_runs
 
 Script = Literal["torch", "lightning"]
 Evaluations = list[tuple[float, float]]
-"""Seconds since the process began, and accuracy in percent."""
+"""For each evaluation: seconds since the process began, and accuracy in percent."""
 
 SCRIPTS: tuple[Script, ...] = ("torch", "lightning")
 SEEDS = (0, 1, 2)
 LOADERS = (0, 1, 2)
 RATES = (0.03, 0.1, 0.3)
-LOOK_SEED, LOOK_PART, LOOK_EPOCHS = 10, 4, 2  # a quarter of the images, `plain_images.LOOK`
-SHORT, LONG = 120.0, 640.0  # seconds that a script is to take
+LOOK_SEED, LOOK_PART, LOOK_EPOCHS = 10, 4, 2  # tuning: a quarter of the images, `plain_images.LOOK`
+SHORT, LONG = 120.0, 640.0  # seconds that a script should take
 LINES = RESULTS / "time-to-accuracy-runs.jsonl"
 
-TRIES = 3  # of ours, each with twice the epochs of the one before
-QUIET = 0.1  # cores that others may use
+TRIES = 3  # most attempts of our command, each with twice the epochs of the one before
+QUIET = 0.1  # cores that other programs may use
 WATCH_SECONDS = 5.0
 POLL_SECONDS = 0.1
-MEMORY_SECONDS = 1.0  # between two looks at the processes
+MEMORY_SECONDS = 1.0  # between two readings of the processes' memory
 
 
 @dataclass(frozen=True)
 class Task(decisions_runs.Task):
-    """What is trained; ``seconds`` that a script is to take, ``uneven`` beside a burner, too."""
+    """A task: ``seconds`` that a script should take, ``uneven``: also run beside a busy program."""
 
     seconds: float = 0.0
     uneven: bool = False
@@ -91,11 +92,13 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A run, as its line names it.
+    """A run, by the fields that identify its kept line.
 
-    A script has ``loaders`` and ``rate``, ours the script ``against`` which it runs, whose accuracy
-    in percent is its ``target``, and ``epochs`` of the first try at most. A look is over a part of
-    the training images, judged on others of them. A burner never waits, on the last core.
+    A script has ``loaders`` and ``rate``. Our command has ``against``, the script that it is
+    compared with, and ``target``, that script's accuracy in percent; ``epochs`` is the maximum
+    of its first attempt. ``look`` marks a tuning run: it trains on a part of the training images
+    and is evaluated on others of them. With ``burner``, a program that never waits runs on the
+    last core.
     """
 
     task: str
@@ -111,7 +114,7 @@ class Asked:
 
     @property
     def title(self) -> str:
-        """For files and messages."""
+        """Name of the run in file names and messages."""
         told = {name: value for name, value in asdict(self).items() if value not in (None, False)}
         return "-".join(
             f"{value}" if isinstance(value, str) else f"{name}{value:g}"
@@ -120,7 +123,7 @@ class Asked:
 
 
 class TimeIsUpError(Exception):
-    """Nothing is to be started any more."""
+    """The time limit has passed: no further run is started."""
 
 
 # ------------------------------------------------------------------------------------------- lines
@@ -128,20 +131,20 @@ class TimeIsUpError(Exception):
 
 @dataclass
 class Bench:
-    """Makes runs, and keeps what came of them."""
+    """Makes runs and keeps a line of each."""
 
     lines: Path  # JSON lines, one a run, in the order in which they ended
     data: Path  # holds ``cifar-100-python/`` and ``imagenette2-160/``
-    folder: Path  # takes copies of images, and run folders
+    folder: Path  # folder for copies of images and for run folders
     lightning: Path | None = None  # Python of the environment that has Lightning, if there is one
-    until: float = math.inf  # nothing is started after it (`time.monotonic`)
-    busy: bool = False  # whether others may use the machine meanwhile
+    until: float = math.inf  # no run is started after this time (`time.monotonic`)
+    busy: bool = False  # whether other programs may use the machine meanwhile
     anew: bool = False  # whether pairs of another commit are made again
     tasks: Mapping[str, Task] = field(default_factory=lambda: TASKS)
 
     def __post_init__(self) -> None:
         here = environment(())["processor"]
-        # Loader processes, rates and seconds are for a processor: another's settle nothing here.
+        # Tuned loader processes, rates and seconds hold for one processor: others are left out.
         self._found = [line for line in read_lines(self.lines) if line["processor"] == here]
         self._commit = commit()
         self._place = cache(
@@ -150,14 +153,14 @@ class Bench:
 
     @property
     def scripts(self) -> tuple[Script, ...]:
-        """Those that can be run."""
+        """The scripts that can be run here."""
         return SCRIPTS if self.lightning else SCRIPTS[:1]
 
     def made(self, asked: Asked) -> dict[str, Any]:
-        """The line of a run, which is made if there is none.
+        """The kept line of a run, which is made if there is none.
 
         Raises:
-            TimeIsUpError: There is none, and it is too late to start.
+            TimeIsUpError: There is none, and the time limit has passed.
         """
         kept = line_of(self._found, asked)
         while kept is None:
@@ -167,12 +170,13 @@ class Bench:
         return kept
 
     def make_pair(self, theirs: Asked, ours: Callable[[float], Asked]) -> None:
-        """Make a script's run and right after it ours to its accuracy, unless they are there.
+        """Make a script's run and right after it our command's, unless both are kept already.
 
-        A run beside others' work has both made again.
+        If others used the machine in either run, both are made again. ``ours`` gives our run for
+        the script's accuracy in percent.
 
         Raises:
-            TimeIsUpError: They are not there, and it is too late to start.
+            TimeIsUpError: They are not kept, and the time limit has passed.
         """
         if any(self._is_pair(lines, theirs, ours) for lines in pairwise(self._found)):
             return
@@ -190,7 +194,7 @@ class Bench:
         theirs: Asked,
         ours: Callable[[float], Asked],
     ) -> bool:
-        """Whether two lines that follow each other are a pair, made together."""
+        """Whether two consecutive lines are this pair, made by one commit."""
         script, reply = lines
         commits = {self._commit} if self.anew else {script["commit"]}
         return (
@@ -200,7 +204,7 @@ class Bench:
         )
 
     def _run(self, asked: Asked) -> dict[str, Any] | None:
-        """The line of a run that is made now; `None` where others used the machine meanwhile."""
+        """Make a run: its line, or ``None`` if other programs used the machine meanwhile."""
         before, run = read_load(), self._ours if asked.arm == "ours" else self._script
         with Burner(max(os.sched_getaffinity(0))) if asked.burner else nullcontext():
             found = run(asked)
@@ -277,7 +281,7 @@ class Bench:
     # ---------------------------------------------------------------------------------------- ours
 
     def _ours(self, asked: Asked) -> dict[str, Any]:
-        """Tries until the target is reached, or `TRIES` of them; the time of all of them counts."""
+        """Attempts until the target is reached, at most `TRIES`; the time of all of them counts."""
         tries: list[dict[str, Any]] = []
         while len(tries) < TRIES and not (tries and tries[-1]["reached"]):
             tries.append(self._command(asked, len(tries)))
@@ -318,7 +322,7 @@ class Bench:
                 with ending(process):
                     evaluations, memory = followed(process, run, began)
             ended = time.monotonic() - began
-            # A plan that sees no way to the target says so after the probe: it counts as a miss.
+            # Planning fails, after the probe, if no plan reaches the target: the attempt is a miss.
             refused = process.returncode == 2 and (run / "profile.json").exists()
             if process.returncode and not refused:
                 raise self._failed(asked)
@@ -335,7 +339,7 @@ class Bench:
 
 
 def load_since(before: Any) -> tuple[float, float]:
-    """Cores that others have used, and that were stolen; none where the system does not say."""
+    """Cores used by others, and cores stolen by the host; 0 where the system does not say."""
     after = read_load()
     load = load_between(before, after) if before and after else None
     return (load.others, load.stolen) if load else (0.0, 0.0)
@@ -343,7 +347,7 @@ def load_since(before: Any) -> tuple[float, float]:
 
 @contextmanager
 def ending(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has ended afterwards, and is ended where this one is stopped."""
+    """Wait for a process at the end of the block, and terminate it if the block raises."""
     try:
         yield process
     except BaseException:
@@ -354,22 +358,22 @@ def ending(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]
 
 
 def line_of(lines: Sequence[Mapping[str, Any]], asked: Asked) -> dict[str, Any] | None:
-    """The newest line of a run; `None` if there is none."""
+    """The newest kept line of a run; ``None`` if there is none."""
     wanted = asdict(asked)
     found = (line for line in reversed(lines) if wanted.items() <= line.items())
     return next((dict(line) for line in found), None)
 
 
 def reached(evaluations: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Seconds until the first evaluation that reaches an accuracy; `None`: none does.
+    """Seconds until the first evaluation that reaches an accuracy in percent; ``None``: none does.
 
-    The last digits of a percentage do not count, which a line does not keep.
+    The tolerance allows for the digits that a kept line rounds off.
     """
     return next((at for at, accuracy in evaluations if accuracy >= target - 1e-3), None)
 
 
 def rounded(evaluations: Evaluations) -> list[list[float]]:
-    """As a line keeps them."""
+    """Evaluations with the digits of a kept line."""
     return [[round(at, 3), round(accuracy, 4)] for at, accuracy in evaluations]
 
 
@@ -379,9 +383,10 @@ def rounded(evaluations: Evaluations) -> list[list[float]]:
 def followed(
     process: subprocess.Popen[bytes], run: Path, began: float
 ) -> tuple[Evaluations, int | None]:
-    """Evaluations of a command as they come, and the largest resident size of a worker.
+    """Follow our command until it ends: its evaluations, and the peak resident bytes of a worker.
 
-    Workers are the processes below the command's own, from when there is a plan.
+    Workers are the command's descendants once there is a plan. ``began`` is its start
+    (`time.monotonic`).
     """
     evaluations: Evaluations = []
     highest, looked = 0, 0.0
@@ -399,7 +404,7 @@ def followed(
 
 
 def _note_accuracy(evaluations: Evaluations, passed: float, line: RunLine) -> None:
-    """Note the accuracy of an epoch, in percent, if the line tells one."""
+    """Append the accuracy of an epoch, in percent, if the line has one."""
     if isinstance(line, EpochLine) and line.record.top1 is not None:
         evaluations.append((passed, 100 * line.record.top1))
 
@@ -411,7 +416,7 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _resident(pid: int) -> int:
-    """Largest resident size that a process has had, in bytes; 0 if it has ended."""
+    """Peak resident size of a process, in bytes; 0 if it has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -420,12 +425,12 @@ def _resident(pid: int) -> int:
 
 
 def trained_facts(run: Path) -> dict[str, Any]:
-    """What a run folder tells: the choice, and what was predicted beside what came."""
+    """Facts for a kept line from a run folder: the choices, predicted and measured values."""
     summary = read_record(run / "summary.json", RunSummary)
     plan, stage, profile = summary.plan, summary.plan.stages[-1], summary.profile
     chosen = plan.chosen
     predicted = chosen.train_seconds if chosen else None
-    # Of the training that was predicted: it ends where the target is, or goes on to it.
+    # The prediction is for `trained_epochs`; training ends at the target, earlier or later.
     share = len(summary.epochs) / ((chosen and chosen.trained_epochs) or plan.epochs)
     memory = None
     if profile:
@@ -456,7 +461,7 @@ def trained_facts(run: Path) -> dict[str, Any]:
 
 
 def refused_facts(run: Path) -> dict[str, Any]:
-    """What the folder of a run without a plan tells."""
+    """Facts for a kept line from the folder of a run that found no plan."""
     profile = read_record(run / "profile.json", Profile)
     trials = sum(one.seconds for one in profile.trials)
     return {"probe_seconds": profile.probe_seconds, "trials_seconds": trials, "refused": True}
@@ -466,7 +471,7 @@ def refused_facts(run: Path) -> dict[str, Any]:
 
 
 class Tuned(NamedTuple):
-    """What the looks settle: a script's epochs and highest rate, and loader processes of each."""
+    """A task's tuned settings: epochs, peak rate, and loader processes of each script."""
 
     epochs: int
     rate: float
@@ -474,7 +479,7 @@ class Tuned(NamedTuple):
 
 
 def tuned(bench: Bench, name: str, task: Task) -> Tuned:
-    """Loader processes by the seconds of an epoch, length by these, rate by held-out accuracy."""
+    """Tune a task: loader processes by time, epochs by that time, the rate by held-out accuracy."""
     first = Asked(name, "torch", LOOK_SEED, LOOK_EPOCHS, 0, RATES[1], look=True)
     seconds = {
         script: {
@@ -491,13 +496,13 @@ def tuned(bench: Bench, name: str, task: Task) -> Tuned:
 
 
 def epoch_seconds(line: Mapping[str, Any]) -> float:
-    """From one evaluation to the next."""
+    """Seconds of a run's last epoch: from one evaluation to the next."""
     (first, _), (second, _) = line["evaluations"][-2:]
     return float(second - first)
 
 
 def pair(bench: Bench, name: str, script: Script, seed: int, best: Tuned, **more: bool) -> None:
-    """A script, and ours to the accuracy that it has reached."""
+    """Make a script's run and our command's run to the accuracy that it reached."""
     theirs = Asked(name, script, seed, best.epochs, best.loaders[script], best.rate, **more)
 
     def ours(accuracy: float) -> Asked:
@@ -507,10 +512,10 @@ def pair(bench: Bench, name: str, script: Script, seed: int, best: Tuned, **more
 
 
 def gather(bench: Bench, tasks: Mapping[str, Task]) -> None:
-    """Make what is missing; the looks of a task come before its first run.
+    """Make the missing runs; a task is tuned before its first run.
 
     Raises:
-        TimeIsUpError: Something is missing, and it is too late to start it.
+        TimeIsUpError: Runs are missing, and the time limit has passed.
     """
     order = sorted(tasks, key=lambda name: tasks[name].seconds)
     for seed in SEEDS:
@@ -532,7 +537,7 @@ def _has_lightning(python: Path) -> bool:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Gather."""
+    """Read the command line and make the missing runs."""
     parser = make_parser(__doc__)
     add_gathering(parser, LINES)
     parser.add_argument("--lightning-python", type=Path, metavar="PATH")

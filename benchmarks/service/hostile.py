@@ -1,9 +1,9 @@
-"""Requests that are made to cost much, for `benchmarks.service.service`.
+"""Requests that are costly for the service, for `benchmarks.service.service`.
 
     python -m benchmarks.service.hostile URL TOKEN SECONDS
 
-sends them one after the other from some connections at once, again and again, for so long. They are
-up to as large as the service takes, and shaped so that reading or checking them takes long.
+sends them over several connections, one after the other in each, again and again for SECONDS. They
+are up to as large as the service accepts, and shaped so that reading or checking them takes long.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from benchmarks.service.service_process import Service, make_tokens
 
 CONNECTIONS = 4
 LARGEST = Limits().body_bytes
-SMALL = 64 * 1024 - 100  # what is read without asking for a turn
+SMALL = 64 * 1024 - 100  # bodies of this size are read without waiting for a turn
 CALM_SECONDS, WATCH_SECONDS = 3.0, 0.1
 CALM_REQUESTS = 200
 MIB = 2**20
 
 
 def full(frame: bytes, piece: bytes, size: int = LARGEST) -> bytes:
-    """A body of ``piece`` again and again, in place of the mark of ``frame``."""
+    """``frame`` with its ``%`` replaced by repetitions of ``piece``, up to ``size`` bytes."""
     return frame.replace(b"%", piece * ((size - len(frame)) // len(piece)) + b"0")
 
 
 def bodies() -> Iterator[tuple[str, str, bytes]]:
-    """Method, path and body of each kind."""
+    """Method, path and body of each costly request."""
     plans, run = "/v1/plans", f"/v1/runs/{uuid.uuid4()}"
     pieces = {
         "objects": b"{},",
@@ -68,7 +68,7 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
 
 
 async def attack(url: str, token: str, seconds: float) -> int:
-    """Send all of them from some connections for so long; returns how many were answered."""
+    """Send all of them over `CONNECTIONS` for ``seconds``; return the number of answers."""
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     kinds, end, answered = list(bodies()), time.monotonic() + seconds, 0
 
@@ -88,10 +88,10 @@ async def attack(url: str, token: str, seconds: float) -> int:
 
 
 class Memory:
-    """The most memory that a process and those below it hold at once; a shared page counts once.
+    """Peak memory of a process and its descendants together; a shared page counts once.
 
     Attributes:
-        mib: That, in MiB.
+        mib: The peak so far, in MiB.
     """
 
     def __init__(self, process: int) -> None:
@@ -113,7 +113,7 @@ class Memory:
 
 
 def family(process: int) -> list[int]:
-    """A process and all below it."""
+    """A process and its descendants."""
     found = [process]
     for one in found:
         with suppress(OSError):
@@ -123,7 +123,7 @@ def family(process: int) -> list[int]:
 
 
 def proportional(process: int) -> int:
-    """Bytes of a process, of shared pages its part; 0 where it has ended."""
+    """Bytes of a process, with its part of shared pages; 0 if it has ended."""
     with suppress(OSError):
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -133,7 +133,7 @@ def proportional(process: int) -> int:
 
 @contextmanager
 def attacked(url: str, token: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """While the others send; ends with them."""
+    """A process that sends costly requests; it is killed at the end of the block."""
     words = [sys.executable, "-m", "benchmarks.service.hostile", url, token, str(seconds)]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -144,12 +144,12 @@ def attacked(url: str, token: str, seconds: float) -> Iterator[subprocess.Popen[
 
 
 def hostile(database: str, plan: Plan, seconds: float, folder: Path) -> dict[str, Any]:
-    """What a client that means well sees.
+    """Times of a well-behaved client's requests, with and without costly requests beside them.
 
     Returns:
-        ``calm``, seconds of each `/healthz` while nobody else asks; ``answers``, seconds of each
-        request while hostile ones come: health, a list, a batch of 100 records; ``mib``, the most
-        memory meanwhile; ``hostile``, requests of the others that were answered.
+        ``calm``: seconds of each `/healthz` without other requests; ``answers``: seconds of each
+        request beside costly ones: health, a list, a batch of 100 records; ``mib``: peak memory of
+        the service meanwhile; ``hostile``: number of costly requests that were answered.
     """
     (other,) = make_tokens(database, 1, ("report", "submit", "read"))
     (owner,) = make_tokens(database, 1, ("report", "read"))
@@ -175,7 +175,7 @@ def hostile(database: str, plan: Plan, seconds: float, folder: Path) -> dict[str
             Memory(service.pid) as memory,
             attacked(service.url, other, seconds + CALM_SECONDS) as process,
         ):
-            time.sleep(CALM_SECONDS)  # until they have made their bodies
+            time.sleep(CALM_SECONDS)  # until the process has made its bodies
             end, first = time.monotonic() + seconds, 0
             while time.monotonic() < end:
                 ask(answers, "GET", "/healthz")

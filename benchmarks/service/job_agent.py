@@ -1,4 +1,4 @@
-"""An agent whose verbs are `stand_in_verbs`, for `benchmarks.service.jobs`.
+"""An agent whose verbs are those of `stand_in_verbs`, for `benchmarks.service.jobs`.
 
 python -m benchmarks.service.job_agent URL FOLDER
 """

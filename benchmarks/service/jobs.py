@@ -1,14 +1,15 @@
-"""Jobs under disturbances, and with a full history; measured by `benchmarks.service.service`.
+"""Jobs under disturbances, and with a long history; part of `benchmarks.service.service`.
 
-Jobs lost or doubled: four agents, each behind a wire of its own, carry out 200 jobs whose training
-is a stand-in of four epochs with a checkpoint after each. All the while one of these happens, drawn
-by chance: an agent is cut off for longer than a lease, an agent is killed and started again, so is
-the service, its wall clock jumps by hours, its database is locked for longer than a lease. Counted
-are jobs that are not done in the end, those that were done twice, and those of which an epoch that
-had its checkpoint was trained again.
+Jobs lost or doubled: four agents, each behind a proxy of its own, carry out 200 jobs. A stand-in
+replaces their training: four epochs with a checkpoint after each. Meanwhile, disturbances are drawn
+at random: an agent is cut off for longer than a lease; an agent, or the service, is killed and
+started again; the service's wall clock jumps by hours; its database is locked for longer than a
+lease. Counted are jobs that are not done at the end, jobs that were done twice, and jobs that
+trained an epoch again that had its checkpoint.
 
-A full history: 100,000 jobs that ended, 200 agents of which half have a job. The page of jobs, the
-lists behind it over the API, and the question for a job, 20 times each; the slowest by its median.
+A long history: 100,000 ended jobs, and 200 agents of which half have a job. The page of jobs, the
+lists behind it over the API, and an agent's request for a job are timed 20 times each; of page and
+lists, the one that is slowest by its median counts.
 """
 
 from __future__ import annotations
@@ -59,14 +60,16 @@ AGENTS, LOOKS = 4, 20
 LEASE_SECONDS, KEEP_SECONDS = 5.0, 120.0
 OVER_A_LEASE = (6.0, 9.0)
 PAUSE_SECONDS = (0.0, 0.5)
-PATIENCE_SECONDS = 60.0  # for the jobs that are left when nothing is disturbed any more, each
+PATIENCE_SECONDS = 60.0  # for the remaining jobs once the disturbances have ended
 
 FIGURES = (
-    Figure("jobs_lost_or_doubled", "jobs", "mean", "jobs not done, done twice, or trained twice in "
-           "part: four agents, partitions, kills, clocks that jump, locked databases", at_most=0),
-    Figure("jobs_page_ms", "ms", "median", "page of jobs or the lists behind it, with 100,000 jobs "
-           "that ended and 200 agents", at_most=50),
-    Figure("lease_ms", "ms", "median", "an agent's question for a job, the same", at_most=50),
+    Figure("jobs_lost_or_doubled", "jobs", "mean", "jobs that were not done, done twice, or partly "
+           "trained twice: four agents, lost connections, kills, clock jumps, locked database",
+           at_most=0),
+    Figure("jobs_page_ms", "ms", "median", "time of the page of jobs or of the lists behind it, "
+           "100,000 ended jobs and 200 agents", at_most=50),
+    Figure("lease_ms", "ms", "median", "time of an agent's request for a job, 100,000 ended jobs "
+           "and 200 agents", at_most=50),
 )  # fmt: skip
 
 
@@ -79,11 +82,11 @@ class Extent(NamedTuple):
 
 
 EXTENTS = {False: Extent(20, 10_000, 50), True: Extent(200, 100_000, 200)}
-"""By --full."""
+"""What --quick and --full measure."""
 
 
 class Counts(NamedTuple):
-    """Jobs by each way of going wrong, and how often what happened."""
+    """Jobs by the way in which they went wrong, and how often each disturbance happened."""
 
     lost: list[str]
     done_twice: list[str]
@@ -97,11 +100,11 @@ class Counts(NamedTuple):
 
 
 def measure(full: bool, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """By figure what was measured, and what is behind it."""
+    """Measure all figures of jobs, and return them with the measurements behind them."""
     extent = EXTENTS[full]
-    say(f"{extent.jobs} jobs, {AGENTS} agents, and what may happen to them")
+    say(f"{extent.jobs} jobs and {AGENTS} agents under disturbances")
     counts = disturbed(extent.jobs, folder / "disturbed")
-    say(f"{extent.history} jobs that ended, {extent.agents} agents")
+    say(f"{extent.history} ended jobs, {extent.agents} agents")
     looks = full_history(extent, folder / "history")
     slowest = max((name for name in looks if name != "lease"), key=lambda name: median(looks[name]))
     value = FIGURES[0].made(counts.wrong, counts.wrong, counts.wrong, extent.jobs)
@@ -113,7 +116,7 @@ def measure(full: bool, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Wire:
-    """Between an agent and the service: forwards, unless it is cut."""
+    """A proxy between an agent and the service, which forwards unless it is cut."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -144,14 +147,14 @@ class Wire:
                     for ready in select.select([near, far], [], [], 0.2)[0]:
                         content = ready.recv(65536)
                         while self.cut and not self._ended:
-                            time.sleep(0.05)  # what was sent is held up, as by a lost route
+                            time.sleep(0.05)  # sent bytes are held back, as by a lost route
                         if not content:
                             return
                         other[ready].sendall(content)
 
 
 class Agent:
-    """An agent's process, which is started again in the same folder."""
+    """An agent's process, which can be started again in the same folder."""
 
     def __init__(self, port: int, folder: Path, environment: dict[str, str]) -> None:
         self.wire = Wire(port)
@@ -160,7 +163,7 @@ class Agent:
         self.start()
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         words = ["-m", "benchmarks.service.job_agent", self.wire.url, str(self._folder)]
         with (self._folder / "agent.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -173,17 +176,17 @@ class Agent:
             )
 
     def kill(self) -> None:
-        """End it at once, and all that it has started."""
+        """Kill the process, and with it all processes that it started."""
         end(self.process, signal.SIGKILL)
 
     def close(self) -> None:
-        """The same, for good."""
+        """Kill the process and close its proxy."""
         self.kill()
         self.wire.close()
 
 
 class Scene:
-    """What is disturbed."""
+    """The service and its agents, with a method for each disturbance."""
 
     def __init__(
         self, service: Service, agents: list[Agent], database: Path, step: Path, draws: Any
@@ -193,15 +196,15 @@ class Scene:
         self._killed: Agent | None = None
 
     def cut_off(self) -> None:
-        """An agent for longer than a lease."""
+        """Cut an agent off for longer than a lease."""
         wire = self._draws.choice(self.agents).wire
         wire.cut = True
         time.sleep(self._draws.uniform(*OVER_A_LEASE))
         wire.cut = False
 
     def kill_agent(self) -> None:
-        """And start it again."""
-        # Never the same one twice in a row: it would be the job that kills its agents.
+        """Kill an agent and start it again."""
+        # Never the same agent twice in a row: its job would seem to kill its agents.
         agent = self._draws.choice([one for one in self.agents if one is not self._killed])
         self._killed = agent
         agent.kill()
@@ -209,17 +212,17 @@ class Scene:
         agent.start()
 
     def kill_service(self) -> None:
-        """And start it again."""
+        """Kill the service and start it again."""
         self.service.kill()
         time.sleep(self._draws.uniform(0, 2))
         self.service.start()
 
     def step_clock(self) -> None:
-        """By hours, either way."""
+        """Set the service's wall clock off by hours, either way."""
         self._step.write_text(str(self._draws.uniform(-9000, 9000)), encoding="utf-8")
 
     def lock_database(self) -> None:
-        """For longer than a lease."""
+        """Lock the database for longer than a lease."""
         with closing(sqlite3.connect(self._database, timeout=30, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             time.sleep(self._draws.uniform(*OVER_A_LEASE))
@@ -236,7 +239,7 @@ DISTURBANCES = (
 
 
 def disturbed(count: int, folder: Path, seed: int = 0) -> Counts:
-    """Carry out so many jobs while things happen, until nothing is left to do."""
+    """Carry out ``count`` jobs under disturbances, until all have ended."""
     folder.mkdir()
     made, step = folder / "made", folder / "step"
     made.mkdir()
@@ -275,14 +278,14 @@ def disturbed(count: int, folder: Path, seed: int = 0) -> Counts:
 
 
 def done_jobs(database: Path) -> set[str]:
-    """Jobs that have ended."""
+    """Identifiers of the jobs that have ended."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
         rows = connection.execute("SELECT id FROM jobs WHERE ended IS NOT NULL").fetchall()
     return {row[0] for row in rows}
 
 
 def counts_of(jobs: list[str], database: Path, ledger: Path, happened: dict[str, int]) -> Counts:
-    """What became of the jobs, by the database, its audit log and what was trained."""
+    """Count wrong jobs by the database, its audit log and the ledger of trained epochs."""
     store = Store.open(Settings(database=f"sqlite:///{database}"))
     try:
         with store.database.reading() as connection:
@@ -292,7 +295,7 @@ def counts_of(jobs: list[str], database: Path, ledger: Path, happened: dict[str,
             ends = {(row.subject, row.detail) for row in connection.execute(said)}
     finally:
         store.close()
-    by_job = Counter(job for job, _ in ends)  # by several agents; one may repeat its last word
+    by_job = Counter(job for job, _ in ends)  # by distinct agents: one may repeat its last word
     lines = (line.split() for line in ledger.read_text(encoding="utf-8").splitlines())
     epochs = Counter((job, epoch) for job, epoch, _ in lines)
     trained = Counter(job for job, _ in epochs)
@@ -308,7 +311,7 @@ def counts_of(jobs: list[str], database: Path, ledger: Path, happened: dict[str,
 
 
 def full_history(extent: Extent, folder: Path) -> dict[str, list[float]]:
-    """Milliseconds of looks, by what was looked at."""
+    """Milliseconds of each request, by its name."""
     folder.mkdir()
     database = f"sqlite:///{folder}/service.sqlite"
     store = Store.open(Settings(database=database))
@@ -342,7 +345,7 @@ def full_history(extent: Extent, folder: Path) -> dict[str, list[float]]:
 
 
 def fill(store: Store, extent: Extent) -> None:
-    """Jobs that ended, agents of which every other has a job, and jobs that none of them takes."""
+    """Store ended jobs, agents of which every other has a job, and jobs that no agent accepts."""
     job = Job.model_validate(demo()["introduction"]["profile"]["job"])
     now = store.clock()
     ended = columns_of(Standing(state="done", auto=True, attempts=1))

@@ -3,9 +3,9 @@
     python -m benchmarks.service.reporters URL TOKENS.json RECORDS AT_ONCE OUT.json
 
 Each reporter has a run and a token of its own, and sends its records in batches of at most AT_ONCE,
-as the protocol wants: it goes on from what was acknowledged, whatever the service does meanwhile.
-Each time some are, it prints how many. OUT.json gets the seconds of each answered request, when all
-began and ended, and for each run how many records were acknowledged.
+as the protocol asks: it continues after the last acknowledged record, whatever the service does
+meanwhile. It prints the number of records of each acknowledgement. OUT.json gets the seconds of
+each answered request, of all together, and the number of acknowledged records of each run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from batchwright.records.service import RecordBatch
 
 RETRY_SECONDS = 0.05
 MAX_SECONDS = 600.0
-"""After which a reporter gives up: what it could not bring is missing then."""
+"""A request without an answer for so long ends the reporters with an error."""
 
 
 def record(number: int) -> RunLine:
-    """A line of a run with two workers; it tells its own number."""
+    """Line ``number`` of a made-up run with two workers."""
     epoch, seconds = number // 100, round(0.0101 * number, 4)
     if number % 100 < 99:
         return StepLine(
@@ -77,7 +77,7 @@ def record(number: int) -> RunLine:
 
 @cache
 def batch_of(start: int, stop: int) -> bytes:
-    """The body with these records. All runs send the same, so what is timed is the service."""
+    """The body with these records, made once for all runs, so that the service is timed."""
     lines = tuple(record(number) for number in range(start, stop))
     batch = RecordBatch(first=start, before=_digest(start), after=_digest(stop), records=lines)
     return batch.model_dump_json(exclude_defaults=True).encode()
@@ -97,9 +97,9 @@ class Reporter:
     """One run's reporter.
 
     Attributes:
-        run: Identifier.
-        acknowledged: Records that the service says it has.
-        seconds: Of each answered request.
+        run: Identifier of the run.
+        acknowledged: Number of records that the service has acknowledged.
+        seconds: Seconds of each answered request.
     """
 
     def __init__(self, client: httpx.AsyncClient, token: str, plan: Any) -> None:
@@ -109,12 +109,12 @@ class Reporter:
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
 
     async def introduce(self) -> None:
-        """Tell that the run is there."""
+        """Introduce the run to the service."""
         body = json.dumps({"name": "benchmark", "plan": self._plan}).encode()
         await self._answer("PUT", "", body)
 
     async def send(self, records: int, at_once: int) -> None:
-        """Bring all records, in order."""
+        """Send all records, in order."""
         while self.acknowledged < records:
             numbers = range(self.acknowledged, min(self.acknowledged + at_once, records))
             answer = await self._answer("POST", "/records", batch_of(numbers.start, numbers.stop))
@@ -129,7 +129,7 @@ class Reporter:
                 answer = await self._client.request(
                     method, f"/v1/runs/{self.run}{path}", content=body, headers=self._headers
                 )
-            except httpx.TransportError:  # killed, or not there yet
+            except httpx.TransportError:  # the service was killed, or has not started
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             if answer.status_code in (429, 500, 502, 503):
@@ -142,7 +142,7 @@ class Reporter:
 
 
 async def report(url: str, tokens: list[str], plan: Any, records: int, at_once: int) -> Any:
-    """All reporters at once, one for each token."""
+    """Run one reporter for each token, all at once."""
     async with AsyncExitStack() as clients:
         reporters = []
         for token in tokens:  # one client looks through all its connections at every request
@@ -164,7 +164,7 @@ async def report(url: str, tokens: list[str], plan: Any, records: int, at_once: 
 
 
 def main() -> None:
-    """The command line above."""
+    """Read the command line and send all records."""
     url, given, records, at_once, out = sys.argv[1:]
     values = json.loads(Path(given).read_text(encoding="utf-8"))
     told = asyncio.run(report(url, values["tokens"], values["plan"], int(records), int(at_once)))

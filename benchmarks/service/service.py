@@ -1,24 +1,33 @@
-"""The service under load, killed, full, and given nonsense.
+"""The service under load, killed, with long histories, and with hostile or random requests.
 
-Records lost and doubled: 64 reporters at once bring 200,000 records while the service is killed
-(`kill -9`) and started again ten times, on SQLite and on PostgreSQL; what was acknowledged and is
-not stored just as it was sent, and what is stored more than once. Records per second: the same
-without kills, in batches of 100, over the time from the first request to the last answer; of these
-requests the time that 99 in 100 are answered within, the worse of both databases.
+Records lost and doubled: 64 reporters at once send 200,000 records while the service is killed
+(`kill -9`) and started again ten times, on SQLite and on PostgreSQL. Lost are records that were
+acknowledged and are not stored exactly as they were sent; doubled are those stored more than once.
+Records per second: the same without kills, in batches of 100, over the time from the first request
+to the last answer. Of these requests, the time within which 99 in 100 are answered, on the slower
+database.
 
-A page: of a run with 1,000,000 records its page, or its records over the API at most 1,000 of them,
-whichever is slower, each time after one more has come; 20 each. A live update: from a training's
-line in its run folder, through its reporter, until the run's page in a headless Chromium shows it;
-20. Hostile: what a client that means well sees while others, with a token that may only read, send
-bodies of up to 8 MiB that are made to cost much, from four connections. Fuzz: requests made by
-schemathesis from the service's own OpenAPI description, with a token of every scope, that end in a
-status of 500 or above, or in an answer that is not declared; and its exit code.
+A page: of a run with 1,000,000 records, its page, or at most 1,000 of its records over the API,
+whichever is slower, each time after one more record has come; 20 each.
 
-Reporters run in one process of their own, beside the service, so both share the cores. With --quick
-a tenth of the records, two kills, 100,000 records on the page and 10 cases for each operation
-are measured, for a minute; with --full all of it, with 100 cases, for ten minutes. PostgreSQL is
-left out where it is not installed (Debian: apt-get install postgresql), and so is the live page
-without Chromium.
+A live update: from a line that a training writes to its run folder, through its reporter, until the
+run's page in a headless Chromium shows it; 20.
+
+Hostile requests: how long the requests of a well-behaved client take while another one, with a
+token to read, report and submit, sends bodies of up to 8 MiB that are costly to read and check,
+over four connections; and the memory of the service meanwhile.
+
+Random requests: schemathesis makes requests from the service's own OpenAPI description, with a
+token of every scope. Counted are answers with a status of 500 or above and answers that the
+description does not declare; another figure is its exit code.
+
+Jobs: see `benchmarks.service.jobs`.
+
+Reporters run in one process of their own beside the service, so both share the cores. --quick
+measures a tenth of the records, two kills, 100,000 records on the page and 10 cases for each
+operation, for a minute; --full all of it, with 100 cases, for ten minutes. PostgreSQL is left out
+where it is not installed (Debian: apt-get install postgresql), and so is the live page without
+Chromium.
 """
 
 from __future__ import annotations
@@ -67,7 +76,7 @@ from benchmarks.service.service_process import DATABASES, Service, make_tokens
 
 REPORTERS, AT_ONCE = 64, 100
 LOOKS = EVENTS = 20
-PAUSES = (0.3, 1.6)  # seconds between two lines, so that they fall anywhere between two questions
+PAUSES = (0.3, 1.6)  # seconds between two lines, which so fall anywhere between the page's requests
 PATIENCE_SECONDS = 30.0
 SHOWN = "text => document.body.innerText.includes(text)"
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
@@ -79,31 +88,33 @@ BENCHMARK = Benchmark(
     "The service",
     "Reporters and service share the two cores",
     (
-        Figure("records_lost", "records", "mean", "records acknowledged and not stored as they "
-               "were sent, the service killed ten times on each database", at_most=0),
-        Figure("records_doubled", "records", "mean", "records stored twice in these runs",
+        Figure("records_lost", "records", "mean", "records that were acknowledged and are not "
+               "stored as they were sent, the service killed ten times on each database",
                at_most=0),
-        Figure("records_per_second_sqlite", "records/s", "mean",
-               "records taken in from 64 reporters, SQLite", at_least=15_000),
-        Figure("records_per_second_postgresql", "records/s", "mean", "the same, PostgreSQL",
-               at_least=15_000),
-        Figure("p99_seconds", "s", "mean",
-               "99 of 100 of these requests of 100 records are answered within", at_most=0.3),
-        Figure("healthz_ms", "ms", "median", "the smallest answer, while nobody else asks",
-               at_most=3.0),
-        Figure("worst_request_seconds", "s", "worst", "the slowest answer to a client that means "
-               "well while others send what is made to cost much", at_most=0.5),
-        Figure("hostile_peak_mib", "MiB", "mean", "the most memory of the service and its "
-               "processes meanwhile", at_most=300),
-        Figure("page_seconds_million_records", "s", "median",
-               "page or API answer of a run with a million records", at_most=1.0),
-        Figure("live_update_worst_seconds", "s", "worst", "from a line in the run folder until the "
-               "run's page in a browser shows it, the longest of 20", at_most=2.0),
-        Figure("fuzz_server_errors", "answers", "mean", "requests made up from the description "
-               "that end in a server error or an undeclared answer", at_most=0),
+        Figure("records_doubled", "records", "mean", "records stored more than once, the service "
+               "killed ten times on each database", at_most=0),
+        *(
+            Figure(f"records_per_second_{name}", "records/s", "mean",
+                   f"records stored a second, sent by 64 reporters, {words}", at_least=15_000)
+            for name, words in (("sqlite", "SQLite"), ("postgresql", "PostgreSQL"))
+        ),
+        Figure("p99_seconds", "s", "mean", "time within which 99 of 100 requests of 100 records "
+               "are answered, 64 reporters, slower database", at_most=0.3),
+        Figure("healthz_ms", "ms", "median", "time of the smallest answer (`/healthz`), no other "
+               "requests", at_most=3.0),
+        Figure("worst_request_seconds", "s", "worst", "time of a well-behaved client's slowest "
+               "request while another sends costly requests", at_most=0.5),
+        Figure("hostile_peak_mib", "MiB", "mean", "peak memory of the service and its processes "
+               "while a client sends costly requests", at_most=300),
+        Figure("page_seconds_million_records", "s", "median", "time of the page, or of an API "
+               "answer, of a run with a million records", at_most=1.0),
+        Figure("live_update_worst_seconds", "s", "worst", "time from a line in the run folder "
+               "until the run's page in a browser shows it, longest of 20", at_most=2.0),
+        Figure("fuzz_server_errors", "answers", "mean", "server errors and undeclared answers to "
+               "random requests that schemathesis makes from the API's description", at_most=0),
         *jobs.FIGURES,
-        Figure("fuzz_exit_code", "code", "mean", "exit code of schemathesis, which made the "
-               "requests up", at_most=0),
+        Figure("fuzz_exit_code", "code", "mean", "exit code of schemathesis after its random "
+               "requests", at_most=0),
         Figure("live_update_seconds", "s", "median"),
         *(Figure(f"p99_seconds_{name}", "s", "mean") for name in ("sqlite", "postgresql")),
     ),
@@ -111,7 +122,7 @@ BENCHMARK = Benchmark(
 
 
 class Extent(NamedTuple):
-    """How much of everything is measured."""
+    """How much is measured."""
 
     records: int
     kills: int
@@ -125,11 +136,11 @@ EXTENTS = {
     False: Extent(20_000, 2, 100_000, 10, 60, 10.0),
     True: Extent(200_000, 10, 1_000_000, 100, 600, 60.0),
 }
-"""By --full."""
+"""What --quick and --full measure."""
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Load and kills on each database, then pages and nonsense."""
+    """Load and kill the service on each database, then measure pages, jobs and requests."""
     require("schemathesis", *(["playwright"] if _chromium() else []))
     extent = EXTENTS[arguments.full]
     job = Job(data="digits", workers=2, global_batch=32, epochs=1000, precision="float32")
@@ -150,13 +161,13 @@ def measure(arguments: Arguments, folder: Path) -> Found:
                     loads[name] = told
     say(f"a run of {extent.page_records} records")
     looks = full_page(plan, extent.page_records, folder / "page")
-    say("a page that is looked at")
+    say("live updates of a page")
     updates = live(plan, folder / "live")
     of_jobs, behind_jobs = jobs.measure(arguments.full, folder)
-    say("requests that are made to cost much")
+    say("costly requests")
     with DATABASES["sqlite"](folder / "hostile") as url:
         attacked = hostile(str(url), plan, extent.hostile_seconds, folder / "hostile")
-    say("nonsense")
+    say("random requests")
     fuzzed = fuzz(extent, folder / "fuzz")
     return found_of(loads, kept, looks, updates, attacked, fuzzed) | of_jobs, {
         **behind_jobs,
@@ -176,7 +187,7 @@ def found_of(
     attacked: Mapping[str, Any],
     fuzzed: Fuzzed,
 ) -> dict[str, Sequence[float] | Value]:
-    """The figures, from what was measured."""
+    """All figures but those of jobs, by name."""
     late = {name: quantiles(one["answers"], n=100)[98] for name, one in loads.items()}
     answers = {name: len(one["answers"]) for name, one in loads.items()}
     sent = sum(one.sent for one in kept)
@@ -210,18 +221,18 @@ def found_of(
 
 
 def load(url: str, plan: Plan, records: int, folder: Path, kills: int) -> dict[str, Any]:
-    """What all reporters saw, while the service is killed so many times.
+    """Send records by all reporters while the service is killed ``kills`` times.
 
     Returns:
-        ``seconds`` from the first request to the last answer, ``answers``, seconds of each request,
-        and ``acknowledged``, records by run.
+        ``seconds`` from the first request to the last answer; ``answers``: seconds of each request;
+        ``acknowledged``: number of records by run.
     """
     tokens = make_tokens(url, REPORTERS, ("report",))
     given, out = folder / "given.json", folder / "told.json"
     content = {"tokens": tokens, "plan": plan.model_dump(mode="json")}
     given.write_text(json.dumps(content), encoding="utf-8")
     draws = random.Random(0)
-    # By what was acknowledged, not by the clock: a fast service is killed as often as a slow one.
+    # Kills are due by acknowledged records, not by time: a fast service is killed as often.
     due = [records * (kill + draws.random()) / (kills + 1) for kill in range(kills)]
     acknowledged = 0
     with Service(url, folder) as service:
@@ -250,7 +261,7 @@ def load(url: str, plan: Plan, records: int, folder: Path, kills: int) -> dict[s
 
 
 class Kept(NamedTuple):
-    """What is stored in the end: of ``sent`` records so many are missing or wrong, or too many."""
+    """Stored records at the end: of ``sent`` ones, how many are missing or wrong, or doubled."""
 
     sent: int
     lost: int
@@ -258,7 +269,7 @@ class Kept(NamedTuple):
 
 
 def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
-    """Compares what is stored with what was sent, record by record."""
+    """Compare stored records with those sent, one by one."""
     engine = open_engine(database)
     lost, doubled = 0, 0
     try:
@@ -274,7 +285,7 @@ def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
                     number not in bodies or read_line(bodies[number]) != record(number)
                     for number in range(count)
                 )
-                lost += sum(number >= count for number in bodies)  # nobody was told of them
+                lost += sum(number >= count for number in bodies)  # stored, but not acknowledged
             total = connection.execute(select(func.count()).select_from(stored)).scalar_one()
     finally:
         engine.dispose()
@@ -286,7 +297,7 @@ def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
 
 
 def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
-    """Seconds of looks at a long run: its page, and its records over the API."""
+    """Seconds of requests about a long run: its page, and its records over the API."""
     with DATABASES["sqlite"](folder) as database:
         store = Store.open(Settings(database=database))
     try:
@@ -323,11 +334,10 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
 
 
 def live(plan: Plan, folder: Path) -> list[float]:
-    """Seconds from a line's writing until the page shows it; empty without Chromium.
+    """Seconds from writing a line until the page shows it; empty without Chromium.
 
-    Nothing between the run folder and the browser is made up: the reporter is the process that
-    `--report-to` starts beside a training, the browser a headless Chromium that was signed in. Only
-    the lines are.
+    Only the lines are made up: the reporter is the process that `--report-to` starts beside a
+    training, and the browser is a headless Chromium that signs in.
     """
     program = _chromium()
     if program is None:
@@ -371,7 +381,7 @@ def live(plan: Plan, folder: Path) -> list[float]:
         finally:
             browser.close()
             companion.end("finished", None)
-    return seconds[1:]  # with the first line the page is made
+    return seconds[1:]  # the first line builds the page
 
 
 def _chromium() -> str | None:
@@ -382,7 +392,7 @@ def _chromium() -> str | None:
 
 
 class Fuzzed(NamedTuple):
-    """How many requests were answered, titles of what schemathesis found and of its own errors, and
+    """Number of answered requests, titles of schemathesis's findings and of its own errors, and
     its exit code.
     """
 
@@ -392,7 +402,7 @@ class Fuzzed(NamedTuple):
 
 
 def fuzz(extent: Extent, folder: Path) -> Fuzzed:
-    """Send what schemathesis makes up from the description."""
+    """Send the requests that schemathesis makes from the API's description."""
     with DATABASES["sqlite"](folder) as database:
         (token,) = make_tokens(database, 1, ("read", "report", "submit", "admin"))
     description, report = folder / "openapi.json", folder / "report.xml"

@@ -1,6 +1,6 @@
-"""A service as its users start it, for `service.service`: killed and started again, timed.
+"""A service in a process that can be killed and started again, for `service.service`.
 
-PostgreSQL's server is started too where it is installed, on a port and in a folder of its own.
+A PostgreSQL server, where it is installed, is started on a port and in a folder of its own.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Service:
     """``batchwright serve`` over a database, in a process that can be killed; logs to a folder.
 
     Args:
-        database: URL.
-        folder: Takes the log.
-        *options: Of ``serve``.
-        module: What is run, in place of the command line.
-        **variables: Of its environment.
+        database: URL of the database.
+        folder: Folder for the log.
+        *options: Options of ``serve``.
+        module: Module to run in place of the command line.
+        **variables: Additional environment variables.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Service:
         self._log.close()
 
     def start(self) -> None:
-        """Start it and wait until it answers.
+        """Start the service and wait until it answers.
 
         Raises:
-            RuntimeError: It ended, or did not answer in time.
+            RuntimeError: The service ended, or did not answer in time.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-m", *self._words],
@@ -83,16 +83,16 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Identifier of the process."""
         return self._process.pid
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the service, as a crash would."""
         end(self._process, signal.SIGKILL)
 
 
 def end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
-    """Send a process that signal, and see that it ends."""
+    """Send a process a signal; kill it if it has not ended in time."""
     process.send_signal(how)  # without effect on one that has ended
     try:
         process.wait(STOP_SECONDS)
@@ -102,7 +102,7 @@ def end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
 
 
 def make_tokens(database: str, count: int, scopes: tuple[str, ...]) -> list[str]:
-    """Secrets of so many new tokens, in a database that is set up if it is new."""
+    """Create ``count`` tokens with these scopes, in a database that is set up if it is new."""
     store = Store.open(Settings(database=database))
     try:
         return [store.tokens.create(f"{'-'.join(scopes)}-{n}", scopes) for n in range(count)]
@@ -122,9 +122,9 @@ def sqlite(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[str | None]:
-    """A PostgreSQL server in a new folder with an empty database, as its URL; `None`: none is here.
+    """URL of an empty database of a PostgreSQL server in a new folder; ``None``: not installed.
 
-    Whoever runs the server must be able to enter the folder.
+    The server's user must be able to enter the folder.
     """
     found = [one for one in POSTGRES.glob("*/bin") if (one / "initdb").exists()]
     if not found:
@@ -160,4 +160,4 @@ DATABASES: dict[str, Callable[[Path], AbstractContextManager[str | None]]] = {
     "sqlite": sqlite,
     "postgresql": postgres,
 }
-"""What opens a new empty database of a kind, in a new folder."""
+"""By kind, a context of a new empty database in a new folder; it gives the URL."""

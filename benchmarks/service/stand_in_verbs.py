@@ -1,10 +1,10 @@
-"""Stands in for the command line of agents in `benchmarks.service.jobs`: a training of some epochs
-that takes a second, with a checkpoint after each, and a ledger of what was trained.
+"""A stand-in for the verbs that agents start, for `benchmarks.service.jobs`: a training of a second
+with a checkpoint after each epoch, and a ledger of the trained epochs.
 
     python -m benchmarks.service.stand_in_verbs train PLAN.json --out RUN --report-to URL
 
-STAND_IN is a folder with what a probe, a plan and a training make. A line of its ledger is written
-once an epoch has its checkpoint: the job, the epoch, whose folder.
+STAND_IN is a folder with the files that a probe, a plan and a training write. Its ledger has a line
+for each epoch that has its checkpoint: the job, the epoch, and the agent's folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPOCHS, EPOCH_SECONDS = 4, 0.25
 
 
 def train(words: list[str], made: Path) -> None:
-    """Go on from the checkpoint, if there is one."""
+    """Train from the checkpoint, if there is one."""
     run = Path(words[words.index("--out") + 1])
     checkpoint = run / "checkpoints" / "last.pt"
     if "--resume" not in words:
@@ -45,7 +45,7 @@ def train(words: list[str], made: Path) -> None:
 
 
 def main() -> None:
-    """The command line above; it dies with the agent."""
+    """Run the verb of the command line; the process dies with its agent."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != int(os.environ["BATCHWRIGHT_VERB_PARENT"]):
         return

@@ -1,4 +1,4 @@
-"""``batchwright serve`` under a wall clock that somebody sets: STEP_FILE holds by how much.
+"""``batchwright serve`` with a wall clock that is off by the seconds in the file STEP_FILE.
 
 python -m benchmarks.service.stepped_service serve --port 8400
 """
@@ -17,7 +17,7 @@ def _stepped() -> float:
 
 
 if __name__ == "__main__":
-    time.time = _stepped  # before anything takes hold of it
+    time.time = _stepped  # before any import keeps a reference to it
     from batchwright.cli.commands import main
 
     main()

@@ -1,35 +1,36 @@
-"""Trainers of other people's with our sampler and weighting, beside the same without.
+"""Other trainers with our sampler and weighting against the same trainers without, and trackers.
 
-CIFAR-100 on the CPU, `resnet8`, 32 px, random crop and flip item by item, SGD with Nesterov
+CIFAR-100 on the CPU, `resnet8`, 32 px, random crop and flip image by image, SGD with Nesterov
 momentum 0.9, weight decay 5e-4, constant rate 0.1, float32; two workers under DDP (gloo), each with
 one thread, pinned to a core, 64 samples each in a step; data are loaded in the workers. The arms of
 a trainer are alive together and take turns, the order reversed from round to round; a turn is one
 epoch of 30 steps.
 
-`NAME_over_plain`, for Lightning, Transformers' Trainer and accelerate: images per second with the
-adapter, equal shares, over those without. Whole epochs count: accelerate's own loader makes each
-batch a step ahead, so it makes none in an epoch's last step. 4 rounds with --quick; with --full 2
-in each of three sittings, for which all processes start anew, since two of the same kind differ by
-more than epochs of one do. Median of the ratios within a round, and quartiles. `adapter_over_plain`
-is the lowest of the three medians.
+`NAME_over_plain`, for Lightning, Transformers' Trainer and accelerate: images per second with our
+adapter and equal shares over those without it. Whole epochs are timed, because accelerate's own
+loader makes each batch a step ahead, so it makes none in an epoch's last step. 4 rounds with
+--quick; with --full 2 rounds in each of three sittings, which start all processes anew, since two
+processes of the same kind differ by more than epochs of one process do. Median of the ratios within
+a round, and quartiles. `adapter_over_plain` is the lowest of the three medians.
 
-`NAME_uneven_over_plain`: one of two workers at half speed, a burner process taking its share of the
-second worker's core. Epoch seconds with shares that follow the speeds over those without the
-adapter; 4 epochs with --quick, 6 with --full, of which the first two, in which shares are found,
-do not count; the limit is 2/3. `uneven_pair` is the highest of the three medians.
+`NAME_uneven_over_plain`: one of two workers at half speed, as a burner process takes its part of
+the second worker's core. Epoch seconds with shares that follow the speeds over those without the
+adapter; 4 epochs with --quick, 6 with --full, of which the first two, in which shares are found, do
+not count. The limit is 2/3. `uneven_pair` is the highest of the three medians.
 
-`NAME_overhead`, of a tracker: our own loop by one worker with two threads, batch 128, with the
-process beside it that hands its lines on to TensorBoard, MLflow (SQLite), Weights & Biases
-(offline) or trackio, and without: in every other turn that process stands still, so both are the
-same training process. Images per second without over those with, less 1. A turn with it begins when
-it has nothing left to do, and the next one begins when it has again. 24 steps that are not timed,
-so that what it does about these falls into the timed ones as what it does about the last falls
-behind them, and 60 that are; 2 rounds with --quick, 5 with --full. `tracker_overhead` is the
-highest median. `NAME_processor_share` is its processor time from the start of such a turn until
-it rests, over that of all cores in the turn: what it can cost at least, and is not disturbed by how
-steps scatter.
+`NAME_overhead`, of a tracker: our own loop, one worker with two threads, batch 128, with the
+separate process that sends the run's lines to TensorBoard, MLflow (SQLite), Weights & Biases
+(offline) or trackio, and without it. Both are the same training process; in every other turn the
+tracker's process is stopped. The figure is images per second without it over those with it, minus
+1. A turn with it begins when it has nothing left to do, and the next turn begins when that is so
+again. Each turn has 24 steps that are not timed, and 60 that are: what the process does about the
+former falls into the timed steps, as what it does about the last timed ones falls behind them. 2
+rounds with --quick, 5 with --full. `tracker_overhead` is the highest median.
+`NAME_processor_share` is the process's processor time, from the start of such a turn until it is
+idle, over that of all cores in the turn: the least that it can cost, and not disturbed by the
+scatter of step times.
 
-It needs the CIFAR-100 folder and cores 0 and 1; a trainer or tracker that is not installed is left
+It needs the CIFAR-100 folder and cores 0 and 1. A trainer or tracker that is not installed is left
 out: `pip install ".[benchmark,transformers,tracking]"`, and `pip install trackio`.
 """
 
@@ -70,34 +71,35 @@ BENCHMARK = Benchmark(
     "adapters",
     "Inside other people's trainers",
     "CIFAR-100, `resnet8`, two workers under DDP with one thread each on a core of its own, 64 "
-    "samples each in a step; with our sampler and weighting and without take turns",
+    "samples each in a step; the trainer with our adapter (sampler and weighting) and the trainer "
+    "without it take turns",
     (
-        Figure("adapter_over_plain", "ratio", "median", "equal shares: images/s with our sampler "
-               "and weighting over those without, the lowest of the three trainers",
-               at_least=0.98),
-        Figure("uneven_pair", "ratio", "median", "one of two workers at half speed: epoch time "
-               "with our shares over theirs, the highest of the three trainers (limit: 0.67)",
+        Figure("adapter_over_plain", "ratio", "median", "images/s with our adapter over without, "
+               "equal shares, lowest of the three trainers", at_least=0.98),
+        Figure("uneven_pair", "ratio", "median", "epoch time with our adapter over without, one of "
+               "two workers at half speed, highest of the three trainers (limit: 0.67)",
                at_most=0.72),
         *(
-            Figure(f"{name}_over_plain", "ratio", "median", f"{words}: images/s with over without",
-                   at_least=0.98)
+            Figure(f"{name}_over_plain", "ratio", "median",
+                   f"{words}: images/s with our adapter over without, equal shares", at_least=0.98)
             for name, words in TRAINERS.items()
         ),
         *(
-            Figure(f"{name}_uneven_over_plain", "ratio", "median",
-                   f"{words}: epoch time of the uneven pair with over without", at_most=0.72)
+            Figure(f"{name}_uneven_over_plain", "ratio", "median", f"{words}: epoch time with our "
+                   "adapter over without, one of two workers at half speed (limit: 0.67)",
+                   at_most=0.72)
             for name, words in TRAINERS.items()
         ),
-        Figure("tracker_overhead", "share", "median", "our own loop with a tracker: time that the "
-               "process beside it takes from training, the highest of the trackers",
-               at_most=0.01),
+        Figure("tracker_overhead", "share", "median", "our own loop: training time that a "
+               "tracker's process costs, highest of the trackers", at_most=0.01),
         *(
-            Figure(f"{name}_overhead", "share", "median", f"{name}: the same", at_most=0.01)
+            Figure(f"{name}_overhead", "share", "median",
+                   f"our own loop: training time that the process of {name} costs", at_most=0.01)
             for name in TRACKERS.own
         ),
         *(
-            Figure(f"{name}_processor_share", "share", "median", f"{name}: processor time of the "
-                   "process that feeds it, over that of all cores")
+            Figure(f"{name}_processor_share", "share", "median", "our own loop: processor time of "
+                   f"the process of {name} over that of all cores")
             for name in TRACKERS.own
         ),
         *(
@@ -110,7 +112,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Trainer by trainer, what is installed."""
+    """Measure all installed trainers, then all installed trackers."""
     assert arguments.data is not None  # it needs data always
     if not {0, 1} <= os.sched_getaffinity(0):
         raise SystemExit("benchmarks.speed.adapters needs cores 0 and 1: leave both to it")
@@ -171,12 +173,12 @@ def trainer_measured(
 
 
 def epochs(starters: Mapping[str, Callable[[], Arm]], rounds: int) -> dict[str, list[float]]:
-    """Images per second of whole epochs, behind one in which caches fill."""
+    """Images per second of whole epochs, after one epoch in which caches fill."""
     return images_per_second(starters, rounds, lead_in=0, steps=STEPS, warm_up=STEPS)
 
 
 def tracked_turns(data: Path, folder: Path, rounds: int) -> dict[str, dict[str, list[Any]]]:
-    """By tracker that is installed, turns of our own loop `alone` and `beside` what feeds it."""
+    """Turns of our own loop by installed tracker: `alone` and `beside` the tracker's process."""
     os.environ["WANDB_MODE"] = "offline"
     os.environ["TRACKIO_DIR"] = str(folder / "trackio")
     places = {"tensorboard": folder / "tensorboard", "mlflow": f"sqlite:///{folder}/runs.db"}
@@ -204,7 +206,7 @@ def tracked_turns(data: Path, folder: Path, rounds: int) -> dict[str, dict[str, 
 
 
 def turn_alone(arm: Arm, beside: Beside) -> tuple[float, float]:
-    """Images per second while the tracker's process stands still, and 0."""
+    """Images per second while the tracker's process is stopped, and 0 for its processor share."""
     beside.stand_still()
     try:
         rate = arm.turn(lead_in=TRACKED_LEAD_IN, steps=TRACKED_STEPS)
@@ -215,7 +217,7 @@ def turn_alone(arm: Arm, beside: Beside) -> tuple[float, float]:
 
 
 def turn_beside(arm: Arm, beside: Beside) -> tuple[float, float]:
-    """Images per second beside it, and its processor time until it rests over that of all cores."""
+    """Images per second beside the tracker's process, and its share of all cores' time."""
     used, began = beside.seconds(), time.monotonic()
     rate = arm.turn(lead_in=TRACKED_LEAD_IN, steps=TRACKED_STEPS)
     seconds = time.monotonic() - began

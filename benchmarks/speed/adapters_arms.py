@@ -1,8 +1,8 @@
-"""The training loops that `speed.adapters` compares: trainers with a plan's pieces and without.
+"""The training loops that `speed.adapters` compares: trainers with our adapter and without.
 
 Two workers under DDP train `resnet8` on the first images of CIFAR-100, 64 samples each in a step,
-item by item with random crop and flip. ``shares=None`` is the trainer as its users start it; else
-the adapter is in, with these shares.
+image by image with random crop and flip. ``shares=None`` is the trainer as its users start it;
+other values start it with our adapter and these shares.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def lightning(turns: Turns, folder: Path, steps: int, shares: str | None) -> Non
 
 
 class _Named(Dataset[dict[str, Any]]):
-    """Items as the Trainer takes them: by names of the model's arguments."""
+    """Items as dicts by the model's argument names, which the Trainer expects."""
 
     def __init__(self, images: Dataset[tuple[Tensor, int]]) -> None:
         self._images = images
@@ -59,7 +59,7 @@ class _Named(Dataset[dict[str, Any]]):
 
 
 class _WithLoss(nn.Module):
-    """A network whose output holds the loss."""
+    """A network whose output contains the loss, which the Trainer expects."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def transformers(turns: Turns, folder: Path, steps: int, shares: str | None) -> 
 
 
 def accelerate(turns: Turns, folder: Path, steps: int, shares: str | None) -> None:
-    """A loop under an Accelerator."""
+    """A plain loop under an Accelerator."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -129,14 +129,14 @@ def accelerate(turns: Turns, folder: Path, steps: int, shares: str | None) -> No
 
 
 def _begun(folder: Path, steps: int) -> tuple[nn.Module, Dataset[tuple[Tensor, int]]]:
-    """The network, and as many images as an epoch of so many steps has."""
+    """The network, and the images of an epoch of ``steps`` steps."""
     prepare_process(1)
     data = opened_cifar(folder)
     return cifar_network(data), Subset(Items(data), range(steps * BATCH))
 
 
 def session(turns: Turns, folder: Path, run_folder: Path, trackers: tuple[str, ...]) -> None:
-    """Our own loop by one worker, with these trackers."""
+    """Our own loop with one worker and these trackers."""
     plan = cifar_plan(folder, epochs=ENDLESS, precision="float32", seed=0, decay="none")
     make_folder(run_folder)
     with tracked(run_folder, trackers, tell=print):

@@ -1,23 +1,23 @@
-"""The way from stored images to batches: cheap at low resolutions, and without a store.
+"""The way from stored images to batches: cheap at low resolutions, and fast without a store.
 
 `low_over_top_images`: training images per second at 88 px over those at 160 px. imagenette2-160 in
 the store, `resnet8`, batch 64, one CPU worker, random crop and flip, SGD, precision as `auto`
-settles it; input, forward, backward and update. Two processes, one for each resolution, take
-turns: in every round each trains 2 steps that are not timed and then 8 that are. The arithmetic
-limit is (160 / 88)^2 = 3.31.
+chooses it; input, forward, backward and update count. Two processes, one for each resolution, take
+turns: in every round each trains 2 steps that are not timed and then 8 that are. The number of
+pixels gives the limit, (160 / 88)^2 = 3.31.
 
-`loader_over_pil`: images per second out of JPEG files of 500 x 375 px, made by enlarging images of
-imagenette2-160 (quality 90), to normalized batches of 64 at 96 px, without training. Two loader
-processes in both arms, which take turns: 4 batches not timed and then 24. All have the environment
-in which our launcher starts workers: OpenMP threads that wait sleep soon and leave the cores to
-the loaders.
+`loader_over_pil`: images per second from JPEG files to normalized batches of 64 at 96 px, without
+training. The files are images of imagenette2-160 enlarged to 500 x 375 px (quality 90). Both arms
+have two loader processes and take turns: 4 batches that are not timed and then 24 that are. All
+processes have the environment in which our launcher starts workers: OpenMP threads that wait sleep
+soon and leave the cores to the loaders.
 
-    ours    the way of folders too large for the cache: `FilePipeline`
-    pil     as usually written: open, convert, a random square of the same size relative to the
-            image, bilinear resize, random flip, to a float tensor, normalize, in a DataLoader
+    ours    `FilePipeline`, which reads folders that are too large for the cache
+    pil     the usual code in a DataLoader: open, convert, a random square of the same size relative
+            to the image, bilinear resize, random flip, to a float tensor, normalize
 
-Ratios are medians over the rounds of the ratio within a round, their spread the quartiles; 6 rounds
-with --quick, 20 with --full.
+Ratios are medians over the rounds of the ratio within a round, their spread is the quartiles; 6
+rounds with --quick, 20 with --full.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ BENCHMARK = Benchmark(
     "The way from files to batches",
     "imagenette2-160, `resnet8`, one worker; JPEG files of 500 x 375 px",
     (
-        Figure("low_over_top_images", "ratio", "median", "training at 88 px over training at 160 "
-               "px, images/s (limit: 3.31)", at_least=3.1),
-        Figure("loader_over_pil", "ratio", "median", "images out of large JPEG files over a usual "
-               "Pillow loader, images/s", at_least=2.0),
+        Figure("low_over_top_images", "ratio", "median", "images/s, training at 88 px over "
+               "training at 160 px (limit: 3.31)", at_least=3.1),
+        Figure("loader_over_pil", "ratio", "median", "images/s, our pipeline over a usual Pillow "
+               "loader, from large JPEG files to batches", at_least=2.0),
         *(Figure(f"{arm}_images_per_second", "images/s", "median") for arm in ("low", "top")),
         *(Figure(f"{arm}_loader_images", "images/s", "median") for arm in ("ours", "pil")),
     ),
@@ -89,7 +89,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 def found_of(
     rates: dict[str, list[float]], loaded: dict[str, list[float]]
 ) -> dict[str, list[float]]:
-    """Ratios and rates of images per second by arm."""
+    """All figures, by name, from images per second by arm in each round."""
     return {
         "low_over_top_images": ratios(rates["low"], rates["top"]),
         "loader_over_pil": ratios(loaded["ours"], loaded["pil"]),
@@ -99,7 +99,7 @@ def found_of(
 
 
 def enlarge(source: Path, target: Path, count: int) -> list[str]:
-    """Write ``count`` images, evenly spaced over ``source``, larger; returns their names."""
+    """Write ``count`` images, evenly spaced over ``source``, enlarged; return their names."""
     target.mkdir(parents=True)
     files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
     names = []
@@ -115,7 +115,7 @@ def enlarge(source: Path, target: Path, count: int) -> list[str]:
 
 
 def ours(turns: Turns, root: Path, names: list[str]) -> None:
-    """Batches of our pipeline over files."""
+    """Make batches by our pipeline over files, a turn at a time."""
     prepare_process(usable_cores())
     labels = torch.zeros(len(names), dtype=torch.int64)
     files = ImageFiles(root, names, labels, side=SIDE, mean=MEAN, std=STD)
@@ -130,7 +130,7 @@ def ours(turns: Turns, root: Path, names: list[str]) -> None:
 
 
 def pil(turns: Turns, root: Path, names: list[str]) -> None:
-    """The usual way."""
+    """Make batches by the usual code in a DataLoader, a turn at a time."""
     loader = DataLoader(
         UsualImages(root, names),
         batch_size=BATCH,

@@ -1,32 +1,32 @@
-"""The main job: speed against plain loops and peers, and the accuracy it reaches.
+"""The main job: speed against plain loops and other trainers, and the accuracy that it reaches.
 
 Speed. CIFAR-100 on the CPU, `resnet8`, one worker, batch 128, 32 px, random crop out of a border of
 4 px and horizontal flip, SGD with Nesterov momentum 0.9, weight decay 5e-4, constant rate 0.1, seed
-0. Images per second over training steps, input included, start-up and evaluation not. The arms are
-alive together, one process each, and take turns in one run: in every round each trains 8 steps
-that are not timed and then 30 that are; the order is reversed from round to round. 12 rounds with
---quick, 40 with --full. A ratio is the median over the rounds of the ratio within a round, its
-spread the quartiles.
+0. Speed is images per second over training steps, with input, without start-up and evaluation. The
+arms are alive together, one process each, and take turns in one run: in every round each trains 8
+steps that are not timed and then 30 that are; the order is reversed from round to round. 12 rounds
+with --quick, 40 with --full. A ratio is the median over the rounds of the ratio within a round; its
+spread is the quartiles.
 
     session         our loop (Session over ImagePipeline, with its records), float32
-    session_auto    the same with precision=auto: bfloat16 where the processor computes in it
+    session_auto    our loop with precision=auto: bfloat16 where the processor computes in it
     bare            a plain PyTorch loop written by hand: the same uint8 data in memory, augmented a
                     batch at a time, channels last, fused SGD; same threads and allocator settings
-    resident_batch  the same steps on one prepared batch
+    resident_batch  the steps of `bare` on one prepared batch
     lightning       LightningModule and Trainer as started by default, with a DataLoader of two
                     loader processes; logger, checkpoints and progress bar off; float32
     accelerate      a plain loop under Accelerator as started by default, the same DataLoader
 
-The peers get our network in channels last, which is the faster format for them too.
+Lightning and accelerate get our network in channels last, which is faster for them, too.
 
 Accuracy. `digits_accuracy` and `main_job_seconds`: `batchwright run` with its defaults, seeds 0 to
 4; mean and range. `auto_accuracy`: precision=auto against float32, both trained by our loop on
 CIFAR-100 for 3 epochs (settings as above, but the rate falls to 0 along half a cosine) from the
-same weights and in the same order, seeds 0 to 7; difference of held-out accuracy (10,000 images),
-95 % interval of the mean; no worse means that its lower end is above -1.0 point.
+same weights and in the same order, seeds 0 to 7: mean difference of held-out accuracy (10,000
+images) with its 95 % interval. The goal, no worse, is met if the lower end is above -1.0 point.
 
-Without the CIFAR-100 folder, or where a peer is not installed, the figures that need it are left
-out.
+Without the CIFAR-100 folder, or where Lightning or accelerate is not installed, the figures that
+need them are left out.
 """
 
 from __future__ import annotations
@@ -63,22 +63,23 @@ BENCHMARK = Benchmark(
     "Ratios compare arms that took turns in one run. CIFAR-100, `resnet8`, batch 128, one worker, "
     "unless said otherwise",
     (
-        Figure("session_over_bare", "ratio", "median", "our loop over a plain PyTorch loop written "
-               "by hand on the same data in memory, images/s", at_least=0.98),
-        Figure("over_resident_batch", "ratio", "median", "our loop over the same steps on one "
-               "batch that is already there, images/s", at_least=0.97),
-        Figure("over_lightning", "ratio", "median", "our loop over Lightning as started by default "
-               "(two loader processes, float32), images/s", at_least=1.25),
-        Figure("over_accelerate", "ratio", "median",
-               "our loop over accelerate with the same loader, images/s", at_least=1.25),
-        Figure("over_lightning_auto", "ratio", "median",
-               "the same over Lightning, ours with `precision=auto`, images/s", at_least=1.6),
-        Figure("auto_accuracy", "points", "interval", "accuracy of `precision=auto` less that of "
-               "float32, paired seeds", above=-1.0, full=True),
+        Figure("session_over_bare", "ratio", "median", "images/s, our loop over a plain PyTorch "
+               "loop written by hand, the same data in memory", at_least=0.98),
+        Figure("over_resident_batch", "ratio", "median", "images/s, our loop over the same steps "
+               "on one batch that is already prepared", at_least=0.97),
+        Figure("over_lightning", "ratio", "median", "images/s, our loop over Lightning as "
+               "started by default (two loader processes), both float32", at_least=1.25),
+        Figure("over_accelerate", "ratio", "median", "images/s, our loop over accelerate with "
+               "the same loader as Lightning, both float32", at_least=1.25),
+        Figure("over_lightning_auto", "ratio", "median", "images/s, our loop with "
+               "`precision=auto` over Lightning as started by default", at_least=1.6),
+        Figure("auto_accuracy", "points", "interval", "accuracy with `precision=auto` minus "
+               "accuracy with float32, paired seeds", above=-1.0, full=True),
         Figure("digits_accuracy", "share", "mean",
                "held-out accuracy of `batchwright run` with its defaults (digits)",
                at_least=0.97, full=True),
-        Figure("main_job_seconds", "s", "mean", "wall time of that command",
+        Figure("main_job_seconds", "s", "mean",
+               "wall time of `batchwright run` with its defaults (digits)",
                at_most=120.0, full=True),
         *(Figure(f"{arm}_images_per_second", "images/s", "median") for arm in ARMS),
     ),
@@ -87,7 +88,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Speed, and accuracies: of all seeds, or of seed 0 as a check."""
+    """Measure speed, and accuracies with all seeds, or with seed 0 as a check."""
     found: dict[str, list[float]] = {}
     measurements: dict[str, Any] = {}
     suffix = "" if arguments.full else "_check"
@@ -126,7 +127,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def can_run(arm: str) -> bool:
-    """Whether a peer is installed, and the processor computes as the arm does."""
+    """Whether the arm's package is installed and the processor has the arm's precision."""
     if arm in ("lightning", "accelerate") and find_spec(arm) is None:
         say(f"{arm} is not installed and left out: pip install {arm}")
         return False

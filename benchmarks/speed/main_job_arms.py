@@ -42,10 +42,10 @@ LOADER_PROCESSES = 2
 
 
 def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: str) -> Plan:
-    """A plan that nothing was measured for: one worker, batch 128, as the benchmark fixes it.
+    """A plan with fixed choices, made without measurements: one worker, batch 128.
 
     ``precision`` is ``float32``, or ``auto``: bfloat16 where the processor computes in it, which is
-    what the probe settles on for this network.
+    what the probe chooses for this network.
     """
     job = job_from(
         f"{ONE_WORKER} network=resnet8 augment=crop-flip momentum={MOMENTUM} "
@@ -78,9 +78,9 @@ def session_auto(turns: Turns, data: Path, runs: Path) -> None:
 def train_session(
     turns: Turns, plan: Plan, run_folder: Path, prepare: Callable[[nn.Module], object] | None = None
 ) -> None:
-    """Our loop as ``plan`` says, as one of its workers.
+    """Our loop by ``plan``, as one of its workers.
 
-    The plan is made from `cifar_plan`; where it is for fewer images, the first ones are used.
+    The plan comes from `cifar_plan`; a plan for fewer images uses the first ones.
     ``prepare`` is called with the network before training begins.
     """
     prepare_process(usable_cores())
@@ -113,7 +113,7 @@ def bare(turns: Turns, folder: Path, *_: Path) -> None:
 
 
 def bare_ddp(turns: Turns, folder: Path) -> None:
-    """That loop by two or more workers under DistributedDataParallel, each with its equal part.
+    """The loop of `bare` by several workers under DistributedDataParallel, with equal parts.
 
     Statistics of batch normalization stay each worker's own, as in our loop: sending them around at
     every step, as DistributedDataParallel does by default, would slow it down.
@@ -156,7 +156,7 @@ def _train_bare(
 
 
 def resident_batch(turns: Turns, folder: Path, *_: Path) -> None:
-    """Its steps on one batch that is there already: what the processor can do."""
+    """The steps of `bare` on one prepared batch, which shows what the processor can do."""
     prepare_process(usable_cores())
     data = opened_cifar(folder)
     images, labels = _stored(data)
@@ -177,8 +177,8 @@ def resident_batch(turns: Turns, folder: Path, *_: Path) -> None:
 def _augmented(padded: Tensor, chosen: Tensor) -> Tensor:
     """Randomly cropped and flipped images (n, side, side, 3), uint8.
 
-    One window of each image with its border on. Between training steps this is the fastest of four
-    ways tried; slicing image by image and indexing rows and columns are a little slower.
+    Takes one window out of each image with its border. Between training steps this was the fastest
+    of four ways; slicing image by image and indexing rows and columns were a little slower.
     """
     count = len(chosen)
     windows = padded[chosen].unfold(1, SIDE, 1).unfold(2, SIDE, 1)
@@ -224,12 +224,12 @@ def lightning_fit(
     """Train by Lightning's Trainer, with logger, checkpoints and progress bar off.
 
     Args:
-        turns: Told of each step.
-        network: What a LightningModule is made of.
-        loader: Its batches.
-        callbacks: Of the Trainer.
+        turns: Counts each step.
+        network: The network in the LightningModule.
+        loader: Loader of batches.
+        callbacks: Further callbacks of the Trainer.
         samples: f(labels of this worker in a step) -> samples of all workers in it.
-        **options: Of the Trainer.
+        **options: Further arguments of the Trainer.
     """
     import lightning as pl
 
@@ -307,7 +307,7 @@ def _loader(data: ImageData) -> DataLoader[tuple[Tensor, int]]:
 
 
 def opened_cifar(folder: Path) -> ImageData:
-    """CIFAR-100, out of the cache."""
+    """CIFAR-100 from the cache of decoded images."""
     return open_data(Job(data=f"cifar100:{folder}"), verify=False)
 
 

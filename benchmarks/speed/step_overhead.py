@@ -1,22 +1,23 @@
 """What a step costs beside the backward pass and the update: processor time for each tensor.
 
 `step_overhead_us_per_tensor`: thread CPU time of `Session.step` with two workers and 160 tensors,
-less that of a backward pass and a fused SGD step alone, over the number of tensors, in
-microseconds. The same for one worker and two, 20, 160 and 640 tensors, and for
-DistributedDataParallel (``ddp_us_per_tensor_...``) on the same network.
+minus that of a backward pass and a fused SGD step alone, over the number of tensors, in
+microseconds. Further figures are the same cost with one worker and two, and with 20, 160 and 640
+tensors, of `Session.step` (``step_us_per_tensor_...``) and of DistributedDataParallel on the same
+network (``ddp_us_per_tensor_...``).
 
-The tensors hold 8 numbers each, so what is measured is the cost of a tensor and of a step, not of a
+The tensors hold 8 numbers each, so the cost of a tensor and of a step is measured, not that of a
 number. In each process three networks take turns within every step:
 
     plain    ``loss.backward()`` and ``optimizer.step()``, no workers
     session  ``session.step(loss)``
     ddp      ``loss.backward()`` through DistributedDataParallel, and ``optimizer.step()``
 
-Forward passes are not timed. Time is that of the worker's own thread: waiting for the other worker
-takes none of it, nor do the threads that send. Figures are medians over the rounds of the median
-within a round of 20 steps, less that of `plain` in the same round; their spread is the quartiles:
-10 rounds with --quick, 15 with --full. All steps are in one epoch before
-its tail, where workers have unequal numbers of micro-batches and could not take turns.
+Forward passes are not timed. Time is CPU time of the worker's own thread, without waiting for the
+other worker and without the threads that send. A figure is the median over the rounds of the median
+within a round of 20 steps, minus that of `plain` in the same round; its spread is the quartiles: 10
+rounds with --quick, 15 with --full. All steps lie in one epoch, before its last ones, in which
+workers have unequal numbers of micro-batches and could not take turns.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from benchmarks.harness.turns import environments_of
 
 WORKERS, TENSORS = (1, 2), (20, 160, 640)
 HEADLINE = "2_160"
-NUMBERS = 8  # of each tensor
-BATCH = 2  # of each worker
-STEPS = 20  # of a round
+NUMBERS = 8  # size of each tensor
+BATCH = 2  # local batch of each worker
+STEPS = 20  # steps of a round
 ROUNDS = {False: 10, True: 15}  # by --full
 LEAD_IN = 30  # steps before the first round
 ARMS = ("plain", "session", "ddp")
@@ -55,14 +56,16 @@ ARMS = ("plain", "session", "ddp")
 BENCHMARK = Benchmark(
     "step_overhead",
     "What a step costs beside its computing",
-    "Tensors of 8 numbers; arms took turns within each step; time of the worker's own thread",
+    "CPU time of the worker's own thread in a step, minus that of backward pass and update alone, "
+    "for each tensor; tensors of 8 numbers; arms took turns within each step",
     (
-        Figure("step_overhead_us_per_tensor", "us", "median", "processor time of `session.step` "
-               "for each tensor, backward pass and update left out, two workers, 160 tensors",
+        Figure("step_overhead_us_per_tensor", "us", "median", "CPU time of `session.step` for each "
+               "tensor, without backward pass and update, 2 workers, 160 tensors",
                at_most=6.0),
         *(
             Figure(f"{arm}_us_per_tensor_{workers}_{tensors}", "us", "median",
-                   f"{words}, {workers} worker{'s' * (workers > 1)}, {tensors} tensors")
+                   f"CPU time of {words} for each tensor, without backward pass and update, "
+                   f"{workers} worker{'s' * (workers > 1)}, {tensors} tensors")
             for workers, tensors in product(WORKERS, TENSORS)
             for arm, words in (("step", "`session.step`"), ("ddp", "DistributedDataParallel"))
         ),
@@ -71,7 +74,7 @@ BENCHMARK = Benchmark(
 
 
 class Many(nn.Module):
-    """As many tensors as wanted, all trained."""
+    """A network of ``tensors`` trained tensors of `NUMBERS` zeros."""
 
     def __init__(self, tensors: int) -> None:
         super().__init__()
@@ -80,12 +83,12 @@ class Many(nn.Module):
         )
 
     def forward(self, values: Tensor) -> Tensor:
-        """A number that every tensor has a gradient of."""
+        """A loss that depends on every tensor."""
         return (torch.stack(list(self.tensors)) * values.mean()).sum()
 
 
 class Values(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """As many samples as wanted, which take no time to make."""
+    """A data set of ``samples`` constant samples, which take no time to make."""
 
     def __init__(self, samples: int) -> None:
         self._samples, self._item = samples, torch.ones(1)
@@ -98,7 +101,7 @@ class Values(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
-    """Each number of workers with each number of tensors, in processes of their own."""
+    """Measure each number of workers with each number of tensors, in new processes."""
     times: dict[str, dict[str, list[float]]] = {}
     for workers, tensors in product(WORKERS, TENSORS):
         name = f"{workers}_{tensors}"
@@ -111,7 +114,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def found_of(times: dict[str, dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Costs for each tensor, from microseconds per step by arm, round by round."""
+    """All figures, by name, from microseconds of a step by case and arm, round by round."""
     found: dict[str, list[float]] = {}
     for name, arms in times.items():
         tensors = int(name.partition("_")[2])
@@ -143,7 +146,7 @@ def _worker(
 
 
 def _times(plan: Plan, tensors: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of the thread's CPU time of each step, by arm."""
+    """Seconds of the thread's CPU time in each step, by arm."""
     networks = {arm: Many(tensors) for arm in ARMS}
     optimizers = {
         arm: torch.optim.SGD(network.parameters(), lr=0.1, fused=True)

@@ -1,1 +1,1 @@
-"""What makes assets, or only explores."""
+"""Programs that make assets of the package, or explore data for it."""

@@ -1,12 +1,12 @@
-"""Makes the demo run that comes with the service: a real training of about a minute, packed.
+"""Make the demo run that comes with the service: a real training of about a minute, packed.
 
     python -m benchmarks.tools.demo_run [--run FOLDER] [--busy]
 
-Without a folder it trains digits with two equal workers. What is packed is what a reporter would
-have sent, whatever came of it; of the machine only the kind of its processor stays. One condition
-there is: that the machine had nothing else to do. Beside other programs epochs take several times
-as long as a plan can know, and workers wait for each other without a reason of their own, so such a
-run shows those programs. It is not packed unless ``--busy`` says to.
+Without --run it trains digits with two equal workers. The pack holds what a reporter would have
+sent, whatever the result; of the machine only the kind of its processor is kept. The machine must
+have been quiet: beside other programs epochs take several times as long as a plan can know, and
+workers wait for each other without a cause in the run. A run beside other programs is packed only
+with --busy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JOB = {
     "goal": {"price": 0.35},
     "probe": {"budget": 40, "learning": 20},
 }
-"""Images of twice their own side: a step of a few milliseconds on 8 px is mostly the exchange."""
+"""Images have twice their own side, since a step at 8 px would mostly be the exchange."""
 
 
 def packed(folder: Path) -> bytes:
@@ -61,7 +61,7 @@ def packed(folder: Path) -> bytes:
 
 
 def told(folder: Path) -> list[str]:
-    """How the run came out, for whoever makes it."""
+    """Lines about the run's result, for the person who makes it."""
     summary = read_record(folder / "summary.json", RunSummary)
     seconds = [epoch.training_seconds for epoch in summary.epochs[1:]]
     predicted = summary.plan.stages[0].predicted_epoch_seconds
@@ -73,10 +73,10 @@ def told(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Train, if need be, and pack."""
+    """Read the command line, train without --run, and pack."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, help="a finished run to pack; unset: trains one")
-    parser.add_argument("--busy", action="store_true", help="pack it although others were at work")
+    parser.add_argument("--busy", action="store_true", help="pack a run beside other programs, too")
     given = parser.parse_args()
     target = Path(demo.__file__).with_name("demo.json.gz")
     with tempfile.TemporaryDirectory() as made:

@@ -1,12 +1,14 @@
-r"""Accuracy within a training, epoch by epoch: curves measured, and what falls short of whole ones.
+r"""Accuracy within a training, epoch by epoch: measured curves, and models fitted to them.
 
     python -m benchmarks.tools.epoch_curves gather [--data DIR] [--limit-minutes M]
         [--lines FILE]
     python -m benchmarks.tools.epoch_curves fit
     python -m benchmarks.tools.epoch_curves forecast
 
-Trainings are those of the look set of `benchmarks.planning.decisions_runs` at its full length (seed
-10, images held out from the training set, none of them test images), evaluated after every epoch.
+`gather` makes trainings of the look set of `benchmarks.planning.decisions` at full length (seed 10,
+images held out from the training set, no test images), evaluated after every epoch. `fit` prints
+how much accuracy within a training falls short of that of a whole training of as many samples.
+`forecast` prints how well the accuracies so far predict a training's end.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ SMALLER = {"digits": (32, 128)}  # 1,152 images make too few steps with 512
 
 
 def cells() -> Iterator[Cell]:
-    """Trainings to make, a batch and an optimizer of every task before the next."""
+    """The trainings to make; all tasks with one batch and optimizer come before the next pair."""
     for place in range(len(BATCHES)):
         for optimizer in OPTIMIZERS:
             for name, task in TASKS.items():
@@ -53,7 +55,7 @@ def cells() -> Iterator[Cell]:
 
 
 def gather(runs: RunLines, data: Path, folder: Path, until: float) -> None:
-    """Make the trainings that are not kept."""
+    """Make the trainings that are not kept yet."""
 
     @cache
     def images_of(name: str) -> Opened:
@@ -76,17 +78,17 @@ def gather(runs: RunLines, data: Path, folder: Path, until: float) -> None:
 class Shortfall(NamedTuple):
     """An evaluation within a training."""
 
-    task: str  # of `TASKS`
+    task: str  # name, from `TASKS`
     optimizer: str  # as in a job
-    factor: float  # share of the peak rate that held
-    short: float  # logit u of a whole training of these samples, by the law, less what it was
-    error: float  # standard error of that: the law's own, and from counting
+    factor: float  # learning rate at the time, as a share of the peak rate
+    short: float  # logit of a whole training of these samples, by the law, minus the measured one
+    error: float  # standard error of `short`: the law's own, and that of counting images
 
 
 def law_of(task: str, *, most: float = inf) -> LearningModel:
-    """The law by the look set's whole trainings of a task, of at most so many samples.
+    """The law of learning by a task's whole trainings in the look set, of at most ``most`` samples.
 
-    Those at the rate of a plan, as the curves are.
+    Only trainings at the rate of a plan count, which the curves have, too.
     """
     lines = [one for one in read_lines(LOOK_LINES) if one["task"] == task]
     seen = [
@@ -105,7 +107,7 @@ def factors_of(epochs: int) -> list[float]:
 
 
 def shortfalls(lines: Iterable[dict[str, Any]]) -> Iterator[Shortfall]:
-    """What the curves tell, evaluation by evaluation but the last."""
+    """The shortfall of each evaluation of the curves except the last."""
     for one in lines:
         law, curve = law_of(one["task"]), [share / 100 for share in one["curve"]]
         samples = one["images"]
@@ -117,7 +119,7 @@ def shortfalls(lines: Iterable[dict[str, Any]]) -> Iterator[Shortfall]:
 
 
 def fitted(seen: Sequence[Shortfall], power: float) -> tuple[float, Normal]:
-    """Log likelihood, and mean and spread of what is missing at the peak of the rate."""
+    """Log likelihood, and mean and spread of the shortfall at the peak rate: the likeliest."""
     shares = np.array([one.factor**power for one in seen])
     short = np.array([one.short for one in seen])
     noise = np.array([one.error for one in seen])
@@ -133,7 +135,7 @@ def fitted(seen: Sequence[Shortfall], power: float) -> tuple[float, Normal]:
 
 
 def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power: float) -> str:
-    """Evaluations inside their intervals, by laws of trainings a quarter as long at most."""
+    """Evaluations inside their intervals, by laws of trainings at most a quarter as long."""
     inside, widths = [], []
     for one in lines:
         samples = one["images"]
@@ -151,7 +153,7 @@ def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power
 
 
 def fit(lines: Sequence[dict[str, Any]]) -> None:
-    """Print what `prediction.accuracy.learning.AT_PEAK` holds, and how well it holds."""
+    """Print the values of `prediction.accuracy.learning.AT_PEAK`, and how well they fit."""
     seen = list(shortfalls(lines))
     for name in (*OPTIMIZERS, "all"):
         own = [one for one in seen if name in (one.optimizer, "all")]
@@ -170,30 +172,30 @@ def fit(lines: Sequence[dict[str, Any]]) -> None:
         say(f"all, by 0 +- {spread:g}: {told}")
 
 
-# ------------------------------------------------------------------------------------- the rest
+# ------------------------------------------------------------------------------------- forecasts
 
 TAKEN: Mapping[str, Callable[[Sequence[Observed]], Sequence[Observed]]] = {
     "the last": lambda seen: seen[-1:],
     "the first and the last": lambda seen: seen[:1] + seen[1:][-1:],
     "all": lambda seen: seen,
 }
-"""Which evaluations of a run so far may tell its end."""
+"""Rules for the evaluations of a run so far that predict its end."""
 
 
-class Ahead(NamedTuple):
-    """The end of a training by its evaluations up to some epoch, in points."""
+class Forecast(NamedTuple):
+    """A prediction of a training's last accuracy by its evaluations up to some epoch, in points."""
 
     done: float  # share of the epochs
-    off: float  # predicted less measured
-    inside: bool  # measured inside the 95 % interval
-    half_width: float  # of that
-    to_come: float  # what the end was above the last evaluation
+    off: float  # predicted minus measured
+    inside: bool  # whether the measured accuracy is inside the 95 % interval
+    half_width: float  # half width of the interval
+    to_come: float  # last accuracy minus that of the newest evaluation
 
 
-def ends_expected(
+def predicted_ends(
     lines: Iterable[dict[str, Any]], take: Callable[[Sequence[Observed]], Sequence[Observed]]
-) -> Iterator[Ahead]:
-    """What curves tell of their ends, after each evaluation but the last."""
+) -> Iterator[Forecast]:
+    """Predict the ends of curves after each evaluation but the last."""
     for one in lines:
         kind, batch, of_epoch = one["optimizer"], one["batch"], one["images"]
         curve, factors = [share / 100 for share in one["curve"]], factors_of(one["epochs"])
@@ -211,7 +213,7 @@ def ends_expected(
             law = fit_learning(take(seen), classes=one["classes"], optimizers=(kind,))
             training = Candidate(kind, batch, one["epochs"] * of_epoch)
             end = law.evaluated(training, short[-1], one["held_out"])
-            yield Ahead(
+            yield Forecast(
                 epoch / one["epochs"],
                 100 * (end.value - curve[-1]),
                 end.low <= curve[-1] <= end.high,
@@ -220,10 +222,10 @@ def ends_expected(
             )
 
 
-def tell_ends(lines: Sequence[dict[str, Any]]) -> None:
-    """Print how well `prediction.accuracy.forecast` holds, and what else it could go by."""
+def forecast(lines: Sequence[dict[str, Any]]) -> None:
+    """Print the errors of `prediction.accuracy.forecast`, and of other rules."""
     for name, take in TAKEN.items():
-        found = list(ends_expected(lines, take))
+        found = list(predicted_ends(lines, take))
         for low, high in pairwise((0.0, 0.25, 0.5, 0.75, 1.0)):
             own = [one for one in found if low < one.done <= high]
             say(
@@ -239,10 +241,10 @@ def tell_ends(lines: Sequence[dict[str, Any]]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Gather, fit or forecast."""
+    """Read the command line and gather, fit or forecast."""
     parser = make_parser(__doc__)
     kinds = parser.add_subparsers(dest="which", required=True)
-    told = {"fit": fit, "forecast": tell_ends}
+    told = {"fit": fit, "forecast": forecast}
     for name in told:
         kinds.add_parser(name).add_argument("--lines", type=Path, default=LINES, metavar="FILE")
     add_gathering(kinds.add_parser("gather"), LINES)

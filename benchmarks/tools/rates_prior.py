@@ -1,25 +1,25 @@
-"""What is known beforehand of learning rates: fitted to the look set, and checked on it.
+"""Fit the prior of learning rates to the look set, and check it there.
 
     python -m benchmarks.tools.rates_prior [--simulate N]
 
-For each task of the look set of `benchmarks.planning.decisions` and each optimizer the law of
-learning is fitted to all its trainings of `MIN_STEPS` steps or more, with next to nothing known
-of rates before. Over the tasks, the spread of the best rates around the usual one and mean and
-spread of the logarithms of their weights are what `prediction.accuracy.learning.PRIOR` holds.
+For each task of the look set of `benchmarks.planning.decisions` and each optimizer, the law of
+learning is fitted to all its trainings of `MIN_STEPS` steps or more, with hardly any prior
+knowledge of rates. Over the tasks, the spread of the best rates around the usual one, and mean and
+spread of the logarithms of their weights, are the values of `prediction.accuracy.learning.PRIOR`.
 
-Then each task in turn is left out of that, and given trials of a 16th of its longer training with
-one batch: at a third, once and three times the usual rate, and one further out if the best of them
-is at an end. So it is with the usual rate as it is, and with one that is three times too low or too
-high, for which the trainings are there as well. The rate that comes of it is judged on the
-trainings of a 4th: regret is the accuracy of the best of their rates less that at the rate found,
-on the straight line between its neighbours over the logarithm of the rate; beside it stands that of
-the usual rate. What is best among five looks better than it is, so regret is too high rather than
-too low. No line of the truth is looked at.
+Then each task in turn is left out of the fit, and given trials of a 16th of its longer training
+with one batch: at a third, once and three times the usual rate, and one further out if the best of
+them is at an end. This is done with the usual rate, and with a rate that is three times too low or
+too high, for which the look set has trainings as well. The rate that the trials lead to is judged
+on the trainings of a 4th: its regret is the accuracy at the best of their rates minus the accuracy
+at this rate, interpolated linearly over the logarithm of the rate; the regret of the usual rate is
+printed beside it. The best of five looks better than it is, so regret is rather too high than too
+low. No line of the truth is used.
 
---simulate N draws N tasks from the prior, and has trials chosen for a tenth of their time, with
-rates open and without, for three sizes of the training. Batch, optimizer and rate are then taken
-as a plan takes them; regret is the accuracy of the best batch, optimizer and rate that take at most
-1.1 times as long, less that of those taken.
+--simulate N draws N tasks from the prior, and chooses trials for a tenth of their time, with and
+without trials of rates, for three sizes of the training. Batch, optimizer and rate are then chosen
+as a plan chooses them. Regret is the accuracy with the best batch, optimizer and rate that take at
+most 1.1 times as long, minus the accuracy with the chosen ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from math import exp, hypot, log, sqrt
+from math import exp, log, sqrt
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -47,8 +47,8 @@ OPEN = {
     name: PRIOR.of(name)._replace(best_rate=Normal(0.0, 3.0), rate_weight=Normal(-1.5, 1.5))
     for name in ("sgd", "muon", "adamw")
 }
-"""Next to nothing known of where the best rate is."""
-MIN_SPREAD = 0.7  # of weights: parabolas of single trainings differ by more than those of tasks
+"""A prior with hardly any knowledge of the best rate."""
+MIN_SPREAD = 0.7  # least spread of weights: single trainings differ by more than tasks do
 
 
 class Cell(NamedTuple):
@@ -61,7 +61,7 @@ class Cell(NamedTuple):
 
 
 def look_set() -> dict[Cell, list[Observed]]:
-    """Its trainings of enough steps, by what they have in common."""
+    """The look set's trainings of enough steps, by cell."""
     cells: dict[Cell, list[Observed]] = {}
     for line in read_lines(LOOK_LINES):
         if line["steps"] >= MIN_STEPS:
@@ -84,7 +84,7 @@ def _observed(line: Mapping[str, Any]) -> Observed:
 
 
 def classes_of(task: str) -> int:
-    """Of a task's data."""
+    """Number of classes of a task."""
     return next(line["classes"] for line in read_lines(LOOK_LINES) if line["task"] == task)
 
 
@@ -98,7 +98,7 @@ def normalized(task: str) -> bool:
 def best_and_weight(
     cells: Mapping[Cell, Sequence[Observed]], task: str, optimizer: str
 ) -> tuple[float, float]:
-    """Logarithms of a task's best rate over the usual one, and of how much depends on it."""
+    """Logarithms of a task's best rate over the usual one, and of the rate's weight."""
     seen = [one for cell in cells if cell.task == task for one in cells[cell]]
     prior = replace(PRIOR, optimizers=OPEN)
     model = fit_learning(seen, classes=classes_of(task), optimizers=OPTIMIZERS, prior=prior)
@@ -106,7 +106,7 @@ def best_and_weight(
 
 
 def prior_of(numbers: Mapping[tuple[str, str], tuple[float, float]], tasks: Iterable[str]) -> Prior:
-    """What some tasks tell of another's rates."""
+    """The prior of rates by some tasks."""
     known = {}
     for name in OPTIMIZERS:
         bests, weights = zip(*(numbers[task, name] for task in tasks), strict=True)
@@ -122,7 +122,7 @@ def prior_of(numbers: Mapping[tuple[str, str], tuple[float, float]], tasks: Iter
 def found_offset(
     trials: Sequence[Observed], wrong: int, task: str, prior: Prior, batch: int
 ) -> float:
-    """Of the rate that trials lead to with a batch, where the usual one is 3 to the power of
+    """Offset of the rate that trials lead to with a batch, if the usual rate is 3 to the power of
     ``wrong`` off.
     """
     shifted = {round(one.offset / RATE_STEP) - wrong: one for one in trials}
@@ -138,7 +138,7 @@ def found_offset(
 
 
 def accuracy_at(trainings: Sequence[Observed], offset: float) -> float:
-    """In percent, on the line between the two trainings nearest in the rate."""
+    """Accuracy in percent at an offset, interpolated between the two nearest trainings."""
     points = sorted((one.offset, 100 * one.accuracy) for one in trainings)
     return float(np.interp(offset, *zip(*points, strict=True)))
 
@@ -146,15 +146,15 @@ def accuracy_at(trainings: Sequence[Observed], offset: float) -> float:
 # -------------------------------------------------------------------------------------- simulated
 
 EPOCH_SECONDS = {32: 12.4, 64: 10.3, 128: 8.8, 256: 8.0, 512: 7.7, 1024: 7.5, 2048: 7.4}
-"""By batch, of 20,000 images: measured (docs/log.md, the law of learning)."""
+"""By batch, for 20,000 images: measured (docs/log.md, the law of learning)."""
 SIZES = ((20_000, 6, 10), (20_000, 24, 10), (50_000, 20, 100))  # images, epochs, classes
 SHARE, SLOWER, TOLERANCE = 0.1, 1.1, 0.01
 
 
 def invented(classes: int, seed: int, *, apart: bool) -> LearningModel:
-    """A task drawn from the prior, with best rates ``apart`` from the usual ones or not.
+    """A task drawn from the prior; with ``apart`` its best rates differ from the usual ones.
 
-    It is neither learnt at once nor never.
+    Tasks that are learnt at once or never are not drawn.
     """
     blank, numbers = fit_learning([], classes=classes, optimizers=OPTIMIZERS), None
     source = np.random.default_rng(seed)
@@ -168,8 +168,8 @@ def invented(classes: int, seed: int, *, apart: bool) -> LearningModel:
     return replace(blank, _mean=numbers)
 
 
-def invented_question(task: LearningModel, images: int, epochs: int, **more: Any) -> Question:
-    """What is to be decided of an invented task; an epoch takes as long as it has images."""
+def invented_question(task: LearningModel, images: int, epochs: int, *, rates: bool) -> Question:
+    """The planner's question for an invented task; an epoch takes as long as it has images."""
     size = images / 20_000
     return Question(
         arms=tuple(
@@ -182,47 +182,30 @@ def invented_question(task: LearningModel, images: int, epochs: int, **more: Any
         classes=task.classes,
         tolerance=TOLERANCE,
         judging_seconds=0.15 * size,
-        **more,
+        rates=rates,
     )
 
 
-def trials_of(
-    task: LearningModel,
-    question: Question,
-    seed: int,
-    *,
-    likely: bool = False,
-    stray: float = 0.0,
-) -> tuple[list[Observed], float]:
-    """Trials of an invented task within a share of its training's time, and their seconds.
-
-    The share is of all epochs or, if ``likely``, of what the target is likely to take by the trials
-    so far. Trials are off the law by ``stray`` in the logit for each e-fold that they are shorter
-    than half of all epochs.
-    """
+def trials_of(task: LearningModel, question: Question, seed: int) -> list[Observed]:
+    """The trials that are chosen for an invented task, within `SHARE` of its training's time."""
     noise = np.random.default_rng(seed)
-    whole = question.epochs * EPOCH_SECONDS[256] * question.samples / 20_000
+    budget = SHARE * question.epochs * EPOCH_SECONDS[256] * question.samples / 20_000
     seen, spent = list[Observed](), 0.0
-    while True:
-        budget = question.time_to_target(seen, SHARE) if likely else SHARE * whole
-        wanted = question.next_trial(seen, budget=budget, left=budget - spent)
-        if wanted is None:
-            return seen, spent
+    while (wanted := question.next_trial(seen, budget=budget, left=budget - spent)) is not None:
         guess = 1 / task.classes
         unit = (task.accuracy(wanted.training).value - guess) / (1 - guess)
-        shorter = max(0.0, log(question.epochs * question.samples / 2 / wanted.samples))
-        off = hypot(PRIOR.seed, stray * shorter) * noise.normal()
-        unit = 1 / (1 + exp(-log(unit / (1 - unit)) - off))
+        unit = 1 / (1 + exp(-log(unit / (1 - unit)) - PRIOR.seed * noise.normal()))
         right = noise.binomial(question.held_out, guess + (1 - guess) * unit)
         reached = float(right / question.held_out)
         seen.append(Observed(*wanted.training[:3], reached, question.held_out, wanted.offset))
         spent += wanted.seconds
+    return seen
 
 
 def simulated(task: LearningModel, images: int, epochs: int, *, rates: bool, seed: int) -> float:
     """Regret on an invented task, in points."""
     question = invented_question(task, images, epochs, rates=rates)
-    seen, _ = trials_of(task, question, seed)
+    seen = trials_of(task, question, seed)
     model = fit_learning(seen, classes=task.classes, optimizers=OPTIMIZERS)
     options = {
         Candidate(name, batch, images * epochs, model.offset(name)): EPOCH_SECONDS[batch]
@@ -258,7 +241,7 @@ def simulate(count: int) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print what was fitted, and how the check came out."""
+    """Print the fitted prior and the check's regrets, or with --simulate those of simulations."""
     parser = make_parser(__doc__)
     parser.add_argument("--simulate", type=int, metavar="N")
     asked = parser.parse_args(words)
