@@ -32,7 +32,7 @@ from batchwright.records.registries.data_sources import DATA
 from batchwright.workload.data import sources
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.libraries import remote, torchvision_data
+from batchwright.workload.data.libraries import remote, torchvision_data, web_dataset
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.extras import EXTRAS, missing
 from clouds import Put, played_az, played_gs
@@ -181,6 +181,28 @@ def test_a_named_key_of_the_json_goes_before_other_labels_of_tar_files(tmp_path:
     assert named.facts.classes == ("a", "b")
     by_ending = open_(f"wds:{path}", val=0.5, data_args={"label": "cls"})
     assert by_ending.facts.classes == open_(f"wds:{path}", val=0.5).facts.classes == ("0", "1")
+
+
+def test_a_store_with_labels_of_the_ending_in_place_of_the_named_key_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = samples(0, ["0", "1", "0", "1"])
+    for i in range(4):
+        members[f"{i:03}.json"] = json.dumps({"kind": "ab"[i // 2]}).encode()
+    data, keys = f"wds:{tar(tmp_path / 'a.tar', members)}", {"data_args": {"label": "kind"}}
+    read, opened = web_dataset._samples, web_dataset.open_listed
+
+    def by_ending(path: Path, root: Path, job: Job) -> Any:
+        return read(path, root, job.model_copy(update={"data_args": {}}))
+
+    def as_before(make: Any, identity: dict[str, Any], *more: Any) -> ImageData:
+        return opened(make, {key: identity[key] for key in ("data", "files")}, *more)
+
+    with monkeypatch.context() as older:
+        older.setattr(web_dataset, "_samples", by_ending)
+        older.setattr(web_dataset, "open_listed", as_before)
+        assert open_(data, val=0.5, **keys).facts.classes == ("0", "1")
+    assert open_(data, val=0.5, **keys).facts.classes == ("a", "b")
 
 
 def test_images_in_tar_files_may_stay_there(tmp_path: Path, monkeypatch: Any) -> None:

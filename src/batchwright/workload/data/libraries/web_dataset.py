@@ -67,10 +67,12 @@ def open_web_dataset(job: Job, place: str, progress: Progress | None, verify: bo
     used = _used(shards, more)
     kept = {path for paths in used.values() for path in paths}
     states = [(str(one), one.stat()) for one in dict.fromkeys([*shards, *more]) if one in kept]
-    identity = {
+    identity: dict[str, object] = {
         "data": "wds",
         "files": [[name, one.st_size, one.st_mtime_ns] for name, one in states],
     }
+    if "label" in job.data_args:
+        identity["label"] = "named"  # a store without this may hold the labels of ``.cls`` instead
     return open_listed(lambda: _list(used, job), identity, job, progress, verify)
 
 
