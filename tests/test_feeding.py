@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from multiprocessing import active_children
+
 import pytest
 import torch
 from torch import Tensor
@@ -79,9 +81,12 @@ def test_what_this_process_fetches_it_pins_itself():
     ],
 )
 def test_samples_on_the_gpu_are_refused_to_loader_processes_in_a_line(words):
+    before = {*active_children()}
     feed = DatasetFeed(Refusing(words), device=torch.device("cpu"), seed=0, loaders=1)
     try:
-        with pytest.raises(DataError, match=r"samples are on the GPU.*give loaders=0"):
+        with pytest.raises(DataError, match=r"samples are on the GPU.*give loaders=0") as caught:
             list(feed.training([torch.arange(4)], 0, 8))
     finally:
         feed.close()
+    # Although the error, which is held here, still holds the loader.
+    assert {*active_children()} <= before, caught

@@ -253,10 +253,14 @@ class DatasetFeed:
     def close(self) -> None:
         """End the loader processes.
 
-        They end with the loader object. Left to Python's cycle collection, its queues are collected
-        first, and Python then waits 5 s for each process in vain.
+        They end with the loader's iterator. An error that is on its way may still hold that one,
+        and left to Python's cycle collection its queues are collected first: Python then waits 5 s
+        for each process in vain. So the iterator is ended here.
         """
-        self.__dict__.pop("_loader", None)  # closing twice does no harm
+        loader = self.__dict__.pop("_loader", None)  # closing twice does no harm
+        end = getattr(getattr(loader, "_iterator", None), "_shutdown_workers", None)
+        if end is not None:
+            end()
 
     def _make_loader(self, loaders: int, ahead: int) -> DataLoader[Any]:
         metered = MeteredItems(self._items, self._collate, self.loading)
