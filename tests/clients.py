@@ -31,7 +31,8 @@ SECONDS = 300
 class Wire:
     """Stands between a client and the app: each request takes the next fault, or none.
 
-    ``refused`` and ``lost`` never arrive, of ``answered`` only the answer is lost.
+    ``refused`` and ``lost`` never arrive, of ``answered`` only the answer is lost; ``page`` is the
+    answer of a proxy in place of the app's.
     """
 
     def __init__(self, client: TestClient, faults: Iterable[str] = ()) -> None:
@@ -42,11 +43,15 @@ class Wire:
     def request(self, method: str, path: str, **options: Any) -> Any:
         self.asked.append((method, path))
         options.pop("timeout", None)  # a test's client has none
+        if isinstance(options.get("content"), Iterator):  # read by the client, not within the app
+            options["content"] = b"".join(options["content"])
         fault = next(self.faults, "")
         if fault == "refused":
             raise httpx.ConnectError("all connection attempts failed")
         if fault == "lost":
             raise httpx.ReadTimeout("timed out")
+        if fault == "page":
+            return httpx.Response(200, html="<html>back soon</html>")
         if fault.isdecimal():
             return httpx.Response(int(fault), json={"detail": f"asked for {fault}"})
         answer = self.client.request(method, path, **options)

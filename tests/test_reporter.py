@@ -161,6 +161,13 @@ def test_a_damaged_report_says_what_to_do(tmp_path, content):
         read_report(tmp_path)
 
 
+def test_a_report_that_cannot_be_written_leaves_no_half_file(tmp_path):
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(FileError, match=r"cannot write .*report\.json: Is a directory"):
+        a_report(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
 def test_where_to_report_is_asked_for_remembered_or_set(tmp_path, monkeypatch):
     monkeypatch.delenv("BATCHWRIGHT_REPORT_TO", raising=False)
     monkeypatch.delenv("BATCHWRIGHT_TOKEN", raising=False)
@@ -568,12 +575,15 @@ def put_aside(folder, advice, run, taken=None):
 
 def test_an_empty_answer_is_an_error_that_passes_and_loses_no_line(service, folder, told):
     """As of a proxy whose service is away."""
-    sender = a_sender(folder, service, told, ["", "204", "204"])
+    sender = a_sender(folder, service, told, ["204", "", "204", "204", "204"])
+    with pytest.raises(ServiceError, match="does not answer as"):
+        sender.introduce()
     sender.introduce()
-    for send_it in (sender.send_some, sender.alive):
+    for send_it in (sender.send_some, sender.alive, lambda: sender.end("stopped", None)):
         with pytest.raises(ServiceError, match="does not answer as") as error:
             send_it()
         assert error.value.passing
+    assert not sender.report.told
     sent(sender)
     assert len(stored(service, sender.report.run)[0]) == 7
 

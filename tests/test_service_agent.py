@@ -26,7 +26,7 @@ from batchwright.client.outbox import read_report
 from batchwright.client.submitting import follow, state_words, submit
 from batchwright.distributed import fork_server
 from batchwright.distributed.processes import VERB_PARENT
-from batchwright.errors import BatchwrightError, FileError, WorkerError
+from batchwright.errors import BatchwrightError, FileError, Interrupted, WorkerError
 from batchwright.records import Job
 from batchwright.records.agent_rules import GIB
 from batchwright.records.documents import change_job, job_yaml, write_record
@@ -317,6 +317,42 @@ def test_a_service_that_is_away_at_the_end_hears_of_it_later(service, queued, ho
     found = state(service, queued)
     assert found.state == "done"
     assert service.store.runs.get(found.run).records == 21
+
+
+def test_a_page_of_a_proxy_whose_service_is_away_fails_no_job(service, queued, hold, tmp_path):
+    here = Here(service, tmp_path / "agent")
+    hold.write_text("report")
+    thread = here.begin()
+    reached(hold, "report")
+    here.agent._service._client.faults = iter(["page", "302", "204"] * 4)
+    hold.unlink()
+    thread.join(SECONDS)
+    assert (state(service, queued).state, state(service, queued).error) == ("done", None)
+
+
+@pytest.mark.parametrize("fault", ["page", "302", "404"])
+def test_another_programs_answer_ends_only_an_agent_that_was_never_introduced(
+    service, tmp_path, fault
+):
+    told = []
+
+    def agent(*faults):
+        def tell(line):
+            told.append(line)
+            if line.endswith("; trying again"):
+                one._stopping.set()
+
+        introduction = AgentIntroduction(name="one", allow=())
+        token, wire = service.tokens["report"], remote(service, "report", faults)
+        one = Agent(wire, token, tmp_path, introduction, tell=tell)
+        return one
+
+    with pytest.raises(ServiceError) as refused:
+        agent(fault).work()
+    assert refused.value.by_another
+    with pytest.raises(Interrupted):
+        agent("", fault, fault).work()
+    assert told[-1] == f"{refused.value}; trying again"
 
 
 def test_advice_that_was_taken_while_the_service_was_away_is_told_at_the_end(
@@ -664,6 +700,19 @@ def test_a_job_is_submitted_by_a_command(service, reached_in_process, tmp_path, 
     submitted, waits = err.splitlines()
     assert submitted == f"submitted as {job.id}"
     assert waits.startswith("job small: queued, no agent is there")
+
+
+def test_a_job_that_nobody_named_gets_a_name_that_the_service_takes(
+    service, reached_in_process, tmp_path
+):
+    client_commands.submit(words=[f"data=imagefolder:/{'x' * 200}"])
+    file = tmp_path / f"a\n\N{RIGHT-TO-LEFT OVERRIDE}{'x' * 150}.yaml"
+    file.write_text("epochs: 3\n")
+    client_commands.submit(words=[str(file)])
+    by_file, by_data = sorted(job.name for job in service.store.jobs.list())
+    assert by_file == ("a\\n\\u202e" + "x" * 150)[:120]
+    assert " on imagefolder:/xxx" in by_data
+    assert len(by_data) == 120
 
 
 def test_what_a_job_needs_is_told_with_units(service, reached_in_process, capsys):

@@ -526,7 +526,7 @@ def test_an_upload_that_comes_byte_by_byte_is_given_up(monkeypatch):
     def take():
         return sum(map(len, api._arriving(slowly())))
 
-    with pytest.raises(Refused, match="did not come to its end"):
+    with pytest.raises(Refused, match="did not arrive completely"):
         anyio.run(anyio.to_thread.run_sync, take)
 
 

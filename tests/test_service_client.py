@@ -159,9 +159,12 @@ def test_another_program_at_the_address_is_recognized_and_no_redirect_is_followe
     thread.start()
     try:
         with Service(f"http://127.0.0.1:{server.server_port}", "bw_x") as one:
-            for path in ("/here", "/away"):
-                with pytest.raises(ServiceError, match="does not answer as `batchwright serve`"):
-                    one.get(path)
+            for ask in (one.get, lambda path: list(one.get_file(path))):
+                for path, status in (("/here", 200), ("/away", 302)):
+                    with pytest.raises(ServiceError, match="does not answer as `batchw") as refused:
+                        ask(path)
+                    assert refused.value.status == status
+                    assert refused.value.passing  # it may be a proxy whose service is away
     finally:
         server.shutdown()
         server.server_close()

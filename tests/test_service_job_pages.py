@@ -210,12 +210,17 @@ def test_a_job_is_cancelled(service):
     assert "Cancel the job" not in over.source
 
 
-def test_another_ones_job_is_not_mine_to_cancel(service):
-    job = a_job(service, owner="submit")
+def test_another_ones_job_is_not_mine_to_approve_or_cancel(empty):
+    service = empty
+    job = planned(service, owner="submit")
     browser = service.sign_in("read", "submit")
-    answer = post(browser, f"/jobs/{job}/cancel", browse(browser, "/jobs").csrf)
-    assert answer.status_code == 403
-    assert service.store.jobs.get(job).state == "queued"
+    page = browse(browser, f"/jobs/{job}")
+    for verb, words in (("approve", "Approve the plan"), ("cancel", "Cancel the job")):
+        assert words not in page.source
+        assert words in browse(service.sign_in(), f"/jobs/{job}").source
+        assert post(browser, f"/jobs/{job}/{verb}", page.csrf).status_code == 403
+    found = service.store.jobs.get(job)
+    assert (found.state, found.approved) == ("planned", False)
 
 
 def test_who_may_only_read_sees_no_buttons(empty):

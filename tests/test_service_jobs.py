@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 import batchwright as bw
+from artifacts import over_postgresql
 from batchwright.records.agent_rules import Offer
 from batchwright.records.documents import change_job, record_text
 from batchwright.records.service import AgentIntroduction, JobProgress
@@ -17,6 +20,8 @@ from batchwright.service.problems import Conflict, NotFound, ServiceProblem, Too
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store import Store
 from batchwright.service.store.agents import FORGOTTEN_SECONDS
+from clients import SECONDS as WAIT
+from clients import wait_until
 from samples import make_data, make_job, make_plan, make_profile, make_step
 from services import new_database
 
@@ -152,14 +157,19 @@ def test_the_whole_way_with_approval(through, request):
     assert jobs.lease() is None
 
 
-def test_a_job_whose_plan_cannot_be_read_holds_up_no_other(jobs, store):
+def test_a_job_whose_plan_cannot_be_read_holds_up_no_other_and_is_logged_once(
+    jobs, store, clock, caplog
+):
     job, _ = jobs.planned()
     jobs.post(job, "approve")
     with store.database.writing() as connection:
         gone = json.dumps(PLAN | {"update": "lion"})
         connection.execute(update(tables.jobs).values(plan=gone))
+    clock.go(1.0)
     other = jobs.submit()
     assert jobs.lease()["job"]["id"] == other["id"]
+    assert jobs.lease()["job"]["id"] == other["id"]
+    assert [record.args[0] for record in caplog.records] == [job["id"]]
 
 
 def test_with_auto_one_lease_goes_from_the_probe_to_the_end(jobs):
@@ -590,6 +600,46 @@ def test_names_that_nobody_chose_differ_and_stay(store):
     assert [introduced(store, folder) for folder in FOLDERS[::-1]] == names[::-1]
     assert introduced(store, FOLDERS[0], owner="another") == "rig-agent-5"
     assert len(store.agents.list()) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 2])
+def test_agents_introduced_at_once_keep_to_the_limit_and_get_names_of_their_own(
+    service, request, monkeypatch, most
+):
+    monkeypatch.setattr("batchwright.service.store.agents.MAX_AGENTS", most)
+    store = over_postgresql(service, request).store
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold_the_first(*_):
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(WAIT)
+
+    monkeypatch.setattr(store.agents, "_note_restart", hold_the_first)
+
+    def introduce(number):
+        folder = str(uuid.UUID(int=number))
+        told = AgentIntroduction(name="rig", allow=(), chosen=False, folder=folder)
+        return store.agents.introduce(told, "report").name
+
+    def waits():
+        with store.database.reading() as connection:
+            asked = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            return connection.execute(asked).scalar()
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(introduce, 1)
+        assert begun.wait(WAIT)
+        second = pool.submit(introduce, 2)
+        wait_until(lambda: second.done() or waits())
+        go_on.set()
+    assert first.result() == "rig"
+    if most == 1:
+        with pytest.raises(TooMany):
+            second.result()
+    else:
+        assert second.result() == "rig-2"
 
 
 def test_a_second_holder_of_a_chosen_name_is_refused(store, clock):

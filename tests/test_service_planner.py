@@ -345,4 +345,4 @@ def test_a_large_profile_is_not_kept_with_the_answers(service):
 def test_a_run_without_a_profile_says_so(service):
     run = service.a_run(profile=None)
     page = browse(service.sign_in(), f"/planner?profile=run:{run}")
-    assert "came without a profile" in page.source
+    assert "has no profile" in page.source

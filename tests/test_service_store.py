@@ -64,6 +64,11 @@ def test_a_run_is_silent_when_nothing_was_heard_of_it_for_a_while(service):
     service.clock.go(service.settings.silent_seconds + 1)
     service.report(run, step(0))
     assert service.store.runs.get(run).state == "running"
+    service.clock.go(-3600)  # the clock is set back: whoever goes on reports within a minute
+    assert service.store.runs.get(run).state == "silent"
+    assert [one.id for one in service.store.runs.list(state="silent")] == [run]
+    service.store.runs.alive(run)
+    assert [one.id for one in service.store.runs.list(state="running")] == [run]
     service.store.runs.end(run, RunEnd(outcome="finished"))
     service.clock.go(1e6)
     assert service.store.runs.get(run).state == "finished"

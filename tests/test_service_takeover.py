@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -10,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +22,9 @@ import held_network
 from artifacts import bring, lease_of, names_in, restarted
 from batchwright.cli import client_commands
 from batchwright.client import artifacts
-from batchwright.client.artifacts import JobFiles
+from batchwright.client.artifacts import JobFiles, RunFiles
 from batchwright.client.http import Service, ServiceError
+from batchwright.client.lease_heartbeat import LeaseHeartbeat
 from batchwright.client.submitting import submit
 from batchwright.errors import ArgumentError, BatchwrightError, FileError
 from batchwright.records.documents import change_job
@@ -140,7 +144,8 @@ def test_a_service_with_too_little_room_is_told_of_once_and_holds_nothing_up(
     thread.join(SECONDS)
     assert state(kept, job).state == "done"
     told = [line.split()[3] for line in one.told if "are free for this job" in line]
-    assert "last.pt" in told
+    assert {"plan.json", "metrics.jsonl", "summary.json"} <= {*told}
+    assert "last.pt" not in told  # of no use without its records
     assert len(told) == len(set(told))
 
 
@@ -156,6 +161,138 @@ def test_a_service_that_is_away_gets_the_newest_later(kept, waiting, hold, tmp_p
     thread.join(SECONDS)
     assert state(kept, waiting).state == "done"
     wait_until(lambda: checkpoint_at(kept, waiting) == "after step 20")
+
+
+@pytest.fixture
+def brings(kept, waiting, tmp_path, monkeypatch):
+    """Uploads a job's files when it is told to; with its heartbeat and what it has told."""
+    monkeypatch.setattr(artifacts, "LOOK_SECONDS", SECONDS)
+    lease, told = lease_of(kept, "one"), []
+    heartbeat = SimpleNamespace(lost=False, ended=False, cancelled=False)
+    with RunFiles(tmp_path, lease, remote(kept), heartbeat, told.append) as files:
+        files.restore(make_plan())
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        (tmp_path / "run" / "checkpoints" / "last.pt").write_bytes(b"weights")
+        yield files, heartbeat, told
+        heartbeat.lost = True  # the rest need not be sent
+
+
+def test_what_cannot_be_read_here_is_not_told_as_a_lost_service(kept, waiting, brings, tmp_path):
+    files, _, told = brings
+
+    class Broken(io.BytesIO):
+        reads = 0
+
+        def read(self, size=-1):
+            self.reads += 1
+            if self.reads > 1:  # the digest is computed, and the upload begins
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(size)
+
+    files._send_safely(files._send, "best.pt", Broken(b"weights"), 7)
+    (tmp_path / "logs" / "plan.log").mkdir(parents=True)
+    files._send_safely(files._send_logs, 100)
+    assert told == [
+        "a job: cannot read best.pt: Input/output error",
+        f"a job: cannot read {tmp_path / 'logs' / 'plan.log'}: Is a directory",
+    ]
+    assert names_in(kept, waiting.id) == []
+
+
+def test_an_upload_in_progress_is_broken_off_once_the_agent_is_to_stop(
+    kept, waiting, brings, monkeypatch
+):
+    files, heartbeat, told = brings
+    monkeypatch.setattr(artifacts, "LAST_SECONDS", -1.0)
+    monkeypatch.setattr(artifacts, "_PIECE", 1)
+    put = files._files.put
+
+    def stopped_meanwhile(name, pieces, size, sha256):
+        def some():
+            yield next(pieces)
+            heartbeat.ended = True
+            yield from pieces
+
+        put(name, some(), size, sha256)
+
+    files._files.put = stopped_meanwhile
+    files.settle()
+    assert told == ["a job: its newest files are not at the service"]
+    assert names_in(kept, waiting.id) == []
+
+
+def refuse(files, *names):
+    """Have the service refuse files, having no room for them."""
+    put = files._files.put
+
+    def refuse_some(name, *what):
+        if name in names:
+            raise ServiceError(f"there is no room for {name}", status=507)
+        put(name, *what)
+
+    files._files.put = refuse_some
+
+
+@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl"])
+def test_no_checkpoint_is_brought_without_what_it_resumes_with(
+    kept, waiting, brings, tmp_path, name
+):
+    files, _, told = brings
+    for one in ("plan.json", "metrics.jsonl", "checkpoints/best.pt"):
+        (tmp_path / "run" / one).write_text("{}")
+    refuse(files, name)
+    files._send_files(artifacts._WITH_CHECKPOINT)
+    assert "last.pt" not in names_in(kept, waiting.id)
+    assert not files.sent
+    assert told == [f"a job: there is no room for {name}"]
+
+
+def test_a_checkpoint_is_brought_without_the_best_one(kept, waiting, brings, tmp_path):
+    files, _, _ = brings
+    (tmp_path / "run" / "checkpoints" / "best.pt").write_text("best")
+    refuse(files, "best.pt")
+    files._send_files(artifacts._WITH_CHECKPOINT)
+    assert names_in(kept, waiting.id) == ["last.pt"]
+    assert files.sent
+
+
+def test_a_folder_that_is_further_than_the_service_is_never_replaced(
+    kept, waiting, brings, tmp_path, monkeypatch
+):
+    """As where the service has had no room for many checkpoints."""
+    monkeypatch.setattr(artifacts, "_REMEMBERED", 3)
+    files, heartbeat, told = brings
+    last = tmp_path / "run" / "checkpoints" / "last.pt"
+    files._send_files(("last.pt",))
+    refuse(files, "last.pt")
+    for number in range(9):
+        last.write_text(f"later on {number}")
+        files._send_files(("last.pt",))
+    assert checkpoint_at(kept, waiting) == "weights"
+    again = RunFiles(tmp_path, files._lease, remote(kept), heartbeat, told.append)
+    again.restore(make_plan())
+    assert last.read_text() == "later on 8"
+
+
+def test_logs_of_a_probe_are_there_though_the_lease_ends_with_the_plan(
+    kept, hold, tmp_path, monkeypatch
+):
+    """A heartbeat after that is answered as if another agent had the job."""
+    usual = LeaseHeartbeat.say
+
+    def say(self, state=None, **more):
+        orders = usual(self, state, **more)
+        if state == "planned":
+            with suppress(ServiceError):
+                self._send()
+            assert self.lost
+        return orders
+
+    monkeypatch.setattr(LeaseHeartbeat, "say", say)
+    monkeypatch.setattr(artifacts, "LOOK_SECONDS", SECONDS)
+    job = submit(remote(kept, "submit"), JOB, name="a job", auto=False)
+    assert Here(kept, tmp_path / "one").work()
+    assert names_in(kept, job.id) == ["plan.log", "probe.log"]
 
 
 # ---------------------------------------------------------------------------------------- gone on

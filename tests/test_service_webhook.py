@@ -79,6 +79,19 @@ def test_a_run_that_fell_silent_is_told_and_again_when_it_does_so_again(service)
     assert [one.subject for one in hook.turn()] == [run]
 
 
+def test_a_run_that_could_not_report_while_the_service_was_away_is_not_silent_yet(service):
+    gone, goes_on = service.a_run(), service.a_run()
+    service.clock.go(600)  # the service is away
+    hook = Hook(service)
+    assert hook.turn() == []
+    service.store.runs.alive(goes_on)
+    service.clock.go(service.settings.silent_seconds)
+    assert hook.turn() == []
+    service.store.runs.alive(goes_on)
+    service.clock.go(1)
+    assert [one.subject for one in hook.turn()] == [gone]
+
+
 def test_a_prediction_that_was_missed_is_told_once_a_row(service):
     hook, run = Hook(service), service.a_run()
     for number in range(4):

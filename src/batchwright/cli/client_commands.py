@@ -25,6 +25,7 @@ Server = Annotated[str, typer.Option(metavar="URL", help="The service.")]
 LOCAL_SERVICE = "http://127.0.0.1:8400"
 """The address that `serve` listens on by default."""
 _MOST = 1_000_000  # GPUs or workers: a larger number is a typing error
+_MAX_NAME = 120  # characters of a job's name
 
 
 def submit(
@@ -79,12 +80,14 @@ def submit(
     from batchwright.client.http import Service
     from batchwright.client.submitting import follow, needed, state_words
     from batchwright.client.submitting import submit as hand_in
+    from batchwright.records.text.problems import printable
 
     gib = amount("--memory", memory, "GiB", least=0) or 0.0
     kept = amount("--keep-seconds", keep_seconds, "seconds", least=0)
     job, path = job_and_file(words)
     needs = needed(label or (), gpus, gib)
-    name = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
+    usual_name = Path(path).stem if path and path != "-" else f"{job.network} on {job.data}"
+    name = name or printable(usual_name)[:_MAX_NAME]
     url, token = _url_and_token(server, token_file)
     with Service(url, token) as service:
         info = hand_in(service, job, name=name, auto=auto, needs=needs, keep_seconds=kept)

@@ -24,7 +24,7 @@ from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.job_work import JobWork
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
-from batchwright.client.submitting import understood
+from batchwright.client.submitting import not_understood, understood
 from batchwright.errors import BatchwrightError, Interrupted
 from batchwright.records.agent_rules import rules_of
 from batchwright.records.service import (
@@ -87,15 +87,17 @@ class Agent:
         """
         make_folder(self._folder / "jobs")
         with take(self._folder, "another --folder"), self._noting_signals():
-            introduced, problem, backoff = False, "", Backoff()
+            known = introduced = False  # `known`: the service has taken an introduction before
+            problem, backoff = "", Backoff()
             while not self._stopping.is_set():
                 try:
                     if not introduced:
                         self._introduce()
-                        introduced = True
+                        known = introduced = True
                     lease = self._lease()
                 except ServiceError as error:
-                    if not error.passing and not (introduced and error.status == 404):
+                    # At first another program's answer means a wrong address.
+                    if not (known if error.by_another else error.passing):
                         raise
                     introduced = introduced and error.passing
                     if str(error) != problem:
@@ -142,8 +144,7 @@ class Agent:
                 )
                 job, name = values["job"]["id"], values["job"]["name"]
             except (TypeError, LookupError, ValidationError):
-                understood(Lease, values, self._service.url)
-                raise
+                raise not_understood(self._service.url) from None
             try:
                 body = progress.model_dump_json().encode()
                 self._service.post(f"/v1/jobs/{job}/progress", body)

@@ -46,7 +46,8 @@ _LAST_TRIES = 3
 _NO_ROOM, _DAMAGED = 507, 422
 _REMEMBERED = 50  # digests of checkpoints that this folder had
 
-_WITH_CHECKPOINT: tuple[ArtifactName, ...] = ("plan.json", "metrics.jsonl", "best.pt", "last.pt")
+_BEFORE_CHECKPOINT: tuple[ArtifactName, ...] = ("plan.json", "metrics.jsonl")
+_WITH_CHECKPOINT: tuple[ArtifactName, ...] = (*_BEFORE_CHECKPOINT, "best.pt", "last.pt")
 """What a run resumes from, in the order of upload."""
 _AT_THE_END: tuple[ArtifactName, ...] = ("summary.json",)
 _LOGS: tuple[LogName, ...] = ("probe.log", "plan.log", "check.log", "train.log")
@@ -164,7 +165,6 @@ class RunFiles:
         self._there: dict[str, str] = {}  # digests of the service's artifacts, by name
         self._sent: dict[str, tuple[object, ...]] = {}  # version that was sent, by name
         self._over = threading.Event()
-        self._lock = threading.Lock()
         # When logs, checkpoints and what failed are sent next, by `time.monotonic`.
         self._logs_at = self._checkpoints_at = self._again_at = 0.0
         self._end = float("inf")  # when uploads are broken off
@@ -176,8 +176,6 @@ class RunFiles:
 
     def __exit__(self, *_: object) -> None:
         self.settle()
-        self._over.set()
-        self._thread.join()
 
     @property
     def sent(self) -> bool:
@@ -281,36 +279,38 @@ class RunFiles:
     # ------------------------------------------------------------------------------------- uploads
 
     def settle(self) -> None:
-        """Upload what has changed, and logs whole; in a minute at most if the agent is to stop."""
-        if self._heartbeat.lost:
-            return
+        """Upload what has changed, and logs whole: the work has ended, and nothing is watched any
+        more. If the agent is to stop, now or meanwhile, that takes a minute at most.
+        """
         if self._heartbeat.ended:
             self._end = time.monotonic() + LAST_SECONDS
+        self._over.set()
+        self._thread.join()
         backoff = Backoff(0.5, 2.0)
         for left in range(_LAST_TRIES, 0, -1):
-            with self._lock:
-                self._again_at = 0.0
-                self._send_safely(self._send_logs, LOG_BYTES)
-                if self._restored and not self._heartbeat.cancelled:
-                    self._send_safely(self._send_files, (*_WITH_CHECKPOINT, *_AT_THE_END))
-                if not self._again_at:
-                    return
+            if self._heartbeat.lost:
+                return
+            self._again_at = 0.0
+            self._send_safely(self._send_logs, LOG_BYTES)
+            if self._restored and not self._heartbeat.cancelled:
+                self._send_safely(self._send_files, (*_WITH_CHECKPOINT, *_AT_THE_END))
+            if not self._again_at:
+                return
             if left > 1:
                 time.sleep(backoff.seconds())
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            with self._lock:
-                if self._heartbeat.ended or time.monotonic() < self._again_at:
-                    continue
-                if time.monotonic() >= self._logs_at:
-                    self._send_safely(self._send_logs, TAIL_BYTES)
-                    self._logs_at = time.monotonic() + LOG_SECONDS
-                began = time.monotonic()
-                if self._restored and not self.sent and began >= self._checkpoints_at:
-                    self._send_safely(self._send_files, _WITH_CHECKPOINT)
-                    now = time.monotonic()
-                    self._checkpoints_at = now + max(CHECKPOINT_SECONDS, now - began)
+            if self._heartbeat.ended or time.monotonic() < self._again_at:
+                continue
+            if time.monotonic() >= self._logs_at:
+                self._send_safely(self._send_logs, TAIL_BYTES)
+                self._logs_at = time.monotonic() + LOG_SECONDS
+            began = time.monotonic()
+            if self._restored and not self.sent and began >= self._checkpoints_at:
+                self._send_safely(self._send_files, _WITH_CHECKPOINT)
+                now = time.monotonic()
+                self._checkpoints_at = now + max(CHECKPOINT_SECONDS, now - began)
 
     def _send_safely(self, send: Callable[..., None], *what: object) -> None:
         """Call ``send(*what)`` if the service keeps artifacts. An error is told once, and training
@@ -333,7 +333,7 @@ class RunFiles:
         except FileError as error:
             self._later(error)
         except OSError as error:
-            self._later(refusal(self._folder, error))
+            self._later(_unread(error.filename or self._folder, error))
 
     def _later(self, error: Exception) -> None:
         self._again_at = time.monotonic() + RETRY_SECONDS
@@ -377,23 +377,27 @@ class RunFiles:
             for name in reversed(names):
                 with suppress(FileNotFoundError):
                     files.append((name, stack.enter_context(_path(self._run, name).open("rb"))))
+            resumable = True
             for name, file in reversed(files):
                 status = os.fstat(file.fileno())
                 if self._sent.get(name) == _version_in(status):
                     continue
+                if name == "last.pt" and not resumable:
+                    continue  # whoever went on from it would lack records
                 try:
                     self._send(name, file, status.st_size)
                 except ServiceError as error:
                     if error.status != _NO_ROOM:
                         raise
                     self._tell_once(error, name)  # there may be room for the others
+                    resumable = resumable and name not in _BEFORE_CHECKPOINT
                 else:
                     self._sent[name] = _version_in(status)
 
     def _send(self, name: ArtifactName, file: BinaryIO, size: int) -> None:
         """Upload the first ``size`` bytes of a file, unless the service has them."""
         digest = hashlib.sha256()
-        for piece in self._pieces(file, size):
+        for piece in self._pieces(name, file, size):
             digest.update(piece)
         sha256 = digest.hexdigest()
         if name == "last.pt":
@@ -401,13 +405,22 @@ class RunFiles:
         if self._there.get(name) == sha256:
             return
         file.seek(0)
-        self._files.put(name, self._pieces(file, size), size, sha256)
+        self._files.put(name, self._pieces(name, file, size), size, sha256)
         self._there[name] = sha256
 
-    def _pieces(self, file: BinaryIO, size: int) -> Iterator[bytes]:
-        while size > 0 and (piece := file.read(min(_PIECE, size))):
+    def _pieces(self, name: ArtifactName, file: BinaryIO, size: int) -> Iterator[bytes]:
+        """The first ``size`` bytes of a file, until uploads are broken off."""
+        while size > 0:
+            if self._heartbeat.ended:  # the agent may be told to stop during a long upload
+                self._end = min(self._end, time.monotonic() + LAST_SECONDS)
             if self._heartbeat.lost or time.monotonic() > self._end:
                 raise _OutOfTime("the agent is to stop")
+            try:
+                piece = file.read(min(_PIECE, size))
+            except OSError as error:  # raised as it is, it would count as one of the connection
+                raise _unread(name, error) from None
+            if not piece:
+                return
             size -= len(piece)
             yield piece
 
@@ -424,9 +437,16 @@ class RunFiles:
         return [str(digest) for digest in digests] if isinstance(digests, list) else []
 
     def _note_own_checkpoint(self, digest: str) -> None:
-        others = [other for other in self._own_checkpoints() if other != digest]
-        text = json.dumps([*others, digest][-_REMEMBERED:])
+        own, there = self._own_checkpoints(), self._there.get("last.pt")
+        # The service's is kept however many others it had no room for since.
+        newest = [one for one in dict.fromkeys((there, digest)) if one == digest or one in own]
+        others = [one for one in own if one not in newest]
+        text = json.dumps([*others, *newest][-_REMEMBERED:])
         write_text(f"{text}\n", self._folder / "checkpoints.json")
+
+
+def _unread(path: str | Path, error: OSError) -> FileError:
+    return FileError(f"cannot read {path}: {error.strerror}")
 
 
 def _path(run: Path, name: ArtifactName) -> Path:

@@ -33,7 +33,7 @@ class ServiceError(BatchwrightError):
 
     Args:
         message: One line.
-        status: HTTP status of the answer; 0: there was no answer.
+        status: HTTP status of the answer; 0: there was no answer; below 400: it is no service's.
         next_sequence: Number of the record that the service wants next, if the answer names it.
         retry_seconds: Seconds that the service asks us to wait, if it does.
         sent: Whether the request may have arrived.
@@ -54,8 +54,17 @@ class ServiceError(BatchwrightError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.status in (0, 408, 425, 429) or self.status >= 500
+        """Whether the same request may succeed later: after no answer (0), another program's (below
+        400), or one of a service that is busy or broken.
+        """
+        return self.status < 400 or self.status in (408, 425, 429) or self.status >= 500
+
+    @property
+    def by_another(self) -> bool:
+        """Whether another program may have answered: a proxy in front of a service that is away, or
+        what else is at a wrong address.
+        """
+        return 0 < self.status < 400 or self.status == 404
 
 
 class Backoff:
@@ -87,7 +96,7 @@ class Backoff:
 
 class Service:
     """A service at an address; safe to use from several threads. Each request raises `ServiceError`
-    where there is no answer, or the service refuses.
+    where there is no answer, the service refuses, or another program answers.
 
     Args:
         url: Address of the service, from `checked_url`.
@@ -131,26 +140,22 @@ class Service:
         """GET ``path``; returns the parsed JSON of the answer."""
         return self._request("GET", path, headers=headers)
 
-    def put(self, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
-        """PUT JSON to ``path``, which may be repeated; returns the parsed JSON of the answer."""
-        return self._request("PUT", path, body)
+    def put(self, path: str, body: bytes | dict[str, Any] | None = None) -> dict[str, Any]:
+        """PUT JSON to ``path``, which may be repeated; returns the answer's JSON, an object."""
+        return object_in(self._request("PUT", path, body), self.url)
 
     def post(self, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
-        """POST JSON to ``path``; returns the parsed JSON of the answer."""
+        """POST JSON to ``path``; returns the parsed JSON of the answer, `None` if it is empty."""
         return self._request("POST", path, body)
 
-    def put_file(self, path: str, pieces: Iterable[bytes], headers: dict[str, str]) -> Any:
-        """PUT a file to ``path``, piece by piece; ``headers`` have the length of the file.
-
-        Returns:
-            The parsed JSON of the answer.
-        """
+    def put_file(self, path: str, pieces: Iterable[bytes], headers: dict[str, str]) -> None:
+        """PUT a file to ``path``, piece by piece; ``headers`` have the length of the file."""
         headers = {"Content-Type": "application/octet-stream", **headers}
         with self._errors_in_a_line():
             answer = self._client.request(
                 "PUT", path, content=pieces, headers=headers, timeout=FILE_SECONDS
             )
-        return self._value_of(answer)
+        object_in(self._value_of(answer), self.url)
 
     def get_file(self, path: str, headers: dict[str, str] | None = None) -> Iterator[bytes]:
         """GET the file at ``path``, piece by piece."""
@@ -160,9 +165,10 @@ class Service:
             self._errors_in_a_line(),
             self._client.stream("GET", path, headers=headers, timeout=FILE_SECONDS) as answer,
         ):
-            if not answer.is_success:
+            kind = answer.headers.get("content-type")
+            if not answer.is_success or kind != accepted["Accept"]:
                 answer.read()
-                self._value_of(answer)
+                self._value_of(answer)  # raises, unless another program has answered in JSON
             yield from answer.iter_bytes(_PIECE)
 
     def _request(
@@ -196,7 +202,7 @@ class Service:
             raise ServiceError(f"lost {self.url} ({_cause(error)}): try again later") from None
 
     def _value_of(self, answer: Any) -> Any:
-        """The parsed JSON of an answer; `None` of an empty one.
+        """The parsed JSON of an answer; `None` of one that has no content (204).
 
         Raises:
             ServiceError: The service refuses, or the answer is not JSON.
@@ -205,7 +211,7 @@ class Service:
             return None
         values, is_json = None, True
         try:
-            values = json.loads(answer.content) if answer.content else None
+            values = json.loads(answer.content)
         except (ValueError, RecursionError):
             is_json = False
         if answer.is_success and is_json:
@@ -221,9 +227,8 @@ class Service:
             )
         elif detail:
             text = f"{self.url}: {detail}"
-        elif status == 200 or status == 404 or 300 <= status < 400:
+        elif status < 400 or status == 404:
             text = f"{self.url} does not answer as `batchwright serve` does: check the address"
-            status = status if status == 404 else 400
         else:
             text = f"{self.url} answered {status}: see its log"
         raise ServiceError(
@@ -232,6 +237,19 @@ class Service:
             next_sequence=following if isinstance(following, int) and following >= 0 else None,
             retry_seconds=float(retry) if retry and retry.isdecimal() else None,
         )
+
+
+def object_in(answer: Any, url: str) -> dict[str, Any]:
+    """The answer of the service at ``url``, which is an object.
+
+    Raises:
+        ServiceError: It is none, as of a proxy whose service is away.
+    """
+    if isinstance(answer, dict):
+        return answer
+    raise ServiceError(
+        f"{url} does not answer as `batchwright serve` does: try again later", status=502
+    )
 
 
 def _cause(error: Exception) -> str:

@@ -224,6 +224,8 @@ class JobWork:
                 better.replace(profile_file)
                 self._verb("plan", str(profile_file), "--out", str(plan_file))
                 plan = read_record(plan_file, Plan)
+        if not self._lease.job.auto:
+            self._files.settle()  # the plan ends the lease, which a later heartbeat finds lost
         self._heartbeat.say("planned", profile=read_record(profile_file, Profile), plan=plan)
         return plan
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.http import Backoff, Service, ServiceError, object_in
 from batchwright.client.outbox import (
     METRICS,
     Lines,
@@ -111,7 +111,8 @@ class Sender:
         }
         body = json.dumps(head)[:-1].encode() + b',"records":[' + b",".join(sent) + b"]}"
         try:
-            answer = self._checked(self._service.post(f"/v1/runs/{self.report.run}/records", body))
+            taken = self._service.post(f"/v1/runs/{self.report.run}/records", body)
+            answer = object_in(taken, self._service.url)
         except ServiceError as error:
             self._after_refusal(error, first, lines)
             return True
@@ -122,7 +123,7 @@ class Sender:
 
     def alive(self) -> None:
         """Tell the service that the run goes on, without new lines."""
-        self._take_answer(self._checked(self._service.put(f"/v1/runs/{self.report.run}/alive")))
+        self._take_answer(self._service.put(f"/v1/runs/{self.report.run}/alive"))
 
     def end(self, outcome: str, error: str | None) -> None:
         """Send how the run ended, with its summary if it finished."""
@@ -191,7 +192,7 @@ class Sender:
                 return self._send_introduction(with_profile=False)
             raise
         self._plan_version, self.last_contact = _version_of(plan), time.monotonic()
-        return info if isinstance(info, dict) else {}
+        return info
 
     def _sendable(self, number: int, line: bytes) -> bytes:
         """A line, or the note that replaces a refused or damaged one: all lines after it keep their
@@ -224,19 +225,6 @@ class Sender:
             self._tell(f"line {first + 1} of {METRICS} is not taken: {error}")
         else:
             raise error
-
-    def _checked(self, answer: Any) -> dict[str, Any]:
-        """An answer of the service that is an object.
-
-        Raises:
-            ServiceError: The answer is none, as of a proxy whose service is away.
-        """
-        if not isinstance(answer, dict):
-            raise ServiceError(
-                f"{self._service.url} does not answer as `batchwright serve` does: try again later",
-                status=502,
-            )
-        return answer
 
     def _take_answer(self, answer: dict[str, Any]) -> None:
         """Go on as an answer says, a `RecordsTaken`."""

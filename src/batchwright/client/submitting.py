@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.http import Backoff, Service, ServiceError, object_in
 from batchwright.errors import JobError, WorkerError
 from batchwright.records import Job, Record
 from batchwright.records.agent_rules import GIB, Needs, label_problem
@@ -143,12 +143,18 @@ def understood(model: type[Answer], values: object, url: str) -> Answer:
     """An answer of the service at ``url`` as a record.
 
     Raises:
-        ServiceError: The answer is not such a record: the service is of another version.
+        ServiceError: The answer is not such a record: the service is of another version, or it is a
+            proxy's.
     """
     try:
-        return model.model_validate(values)
+        return model.model_validate(object_in(values, url))
     except ValidationError:
-        raise ServiceError(
-            f"{url} answers what this version does not understand: use the same one on both sides",
-            status=400,
-        ) from None
+        raise not_understood(url) from None
+
+
+def not_understood(url: str) -> ServiceError:
+    """The error for an answer of the service at ``url`` that is of another version."""
+    return ServiceError(
+        f"{url} answers what this version does not understand: use the same one on both sides",
+        status=400,
+    )

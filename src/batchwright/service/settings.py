@@ -62,6 +62,6 @@ class Settings(Record):
     artifacts: str | None = Field(
         None, description="Folder or fsspec's URL that takes the artifacts of jobs; null: none."
     )
-    webhook: str | None = Field(None, description="Address that is told what goes wrong.")
-    webhook_secret: SecretStr | None = Field(None, description="Signs what it is told.")
+    webhook: str | None = Field(None, description="Address that notices of problems are posted to.")
+    webhook_secret: SecretStr | None = Field(None, description="Key that signs the notices.")
     limits: Limits = Limits()

@@ -1,4 +1,4 @@
-"""The webhook: sends an address of the operator's what goes wrong, one signed request a notice.
+"""The webhook: posts notices of problems to an address of the operator's, each signed.
 
     POST URL      Batchwright-Event: job.failed
                   Batchwright-Timestamp: 1790000000

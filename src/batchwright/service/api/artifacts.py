@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from batchwright.records.service import ArtifactInfo, ArtifactName, Identifier, JobArtifacts
-from batchwright.service.access import StoreDep, Submitter, need, require_owner
+from batchwright.service.access import Reporter, StoreDep, Submitter, need, require_owner
 from batchwright.service.api.jobs import JobId
 from batchwright.service.problems import Conflict, NoRoom, Refused, TooMany, Unavailable
 from batchwright.service.store import Store
@@ -31,10 +31,9 @@ from batchwright.service.store.tokens import Caller
 router = APIRouter(prefix="/v1/jobs", tags=["artifacts"])
 
 STALL_SECONDS, STALL_BYTES = 60.0, 2**20
-"""An upload that brings less than so many bytes in so many seconds is given up, for others that
-wait."""
+"""An upload of fewer bytes in so many seconds is aborted, to make room for others."""
 
-Named = Annotated[ArtifactName, Path(description="Which of them.")]
+Named = Annotated[ArtifactName, Path(description="Name of the file.")]
 Key = Annotated[
     Identifier | None,
     Header(
@@ -43,7 +42,6 @@ Key = Annotated[
     ),
 ]
 AnyReader = Annotated[Caller, need("read", "report")]
-Bringer = Annotated[Caller, need("report")]
 
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -70,7 +68,7 @@ class Transfers:
             TooMany: The maximum is reached.
         """
         if not self._free.acquire(blocking=False):
-            raise TooMany("too many artifacts come and go just now: try again in a while", 5.0)
+            raise TooMany("too many files are being transferred: try again in a while", 5.0)
         try:
             yield
         finally:
@@ -81,7 +79,7 @@ class Transfers:
 def list_artifacts(
     store: StoreDep, caller: AnyReader, job: JobId, lease: Key = None
 ) -> JobArtifacts:
-    """Logs, checkpoints and reports of a job that are kept here, and how much more may be."""
+    """Files of a job that the service keeps, and the room for more."""
     refuse_strangers(store, caller, job, lease)
     return store.artifacts.of(job)
 
@@ -95,7 +93,7 @@ def list_artifacts(
 def get_artifact(
     request: Request, store: StoreDep, caller: AnyReader, job: JobId, name: Named, lease: Key = None
 ) -> Response:
-    """One of them, whole. `Repr-Digest` is the SHA-256 that it was brought with."""
+    """A file of a job. `Repr-Digest` is its SHA-256, as the upload announced it."""
     refuse_strangers(store, caller, job, lease)
     return handed_out(request, store, job, name)
 
@@ -107,7 +105,7 @@ def get_artifact(
 async def put_artifact(
     request: Request,
     store: StoreDep,
-    caller: Bringer,
+    caller: Reporter,
     job: JobId,
     name: Named,
     lease: Annotated[
@@ -125,7 +123,7 @@ async def put_artifact(
         int, Header(alias="content-length", ge=0, le=2**53, description="Bytes of the file.")
     ],
 ) -> ArtifactInfo:
-    """Bring a file, which takes the place of the one of this name when it is here whole.
+    """Upload a file, which replaces the one of this name once it has arrived completely.
 
     409 means that the lease is not the job's newest any more; 507 that there is no room.
     """
@@ -152,7 +150,7 @@ async def put_artifact(
 def delete_artifact(
     request: Request, store: StoreDep, caller: Submitter, job: JobId, name: Named
 ) -> None:
-    """Delete one of them, to make room."""
+    """Delete a file of a job, to make room."""
     require_owner(caller, store.jobs.owner(job))
     store.artifacts.delete(job, name)
     store.audit.note(caller.name, "artifact.delete", job, name)
@@ -179,7 +177,7 @@ def refuse_strangers(
     if caller.may("read") and not always:
         return
     if agent is None or lease is None or not caller.owns(store.agents.owner(agent)):
-        raise Conflict("this job is not, or no longer, one of this token's agents")
+        raise Conflict("this job is not leased, or no longer leased, to an agent of this token")
     store.artifacts.refuse_old_lease(job, lease)
 
 
@@ -232,8 +230,8 @@ def _write(request: Request, store: Store, upload: Upload, length: int, sha256: 
     Raises:
         Refused: The body has another length or digest.
         Unavailable: The place cannot be written.
-        NoRoom: The place is full. In both cases the rest of the body is read, as a client that is
-            still sending would not get the answer.
+        NoRoom: The place is full. In both cases the rest of the body is read first: a client that
+            is still sending would not get the answer.
     """
     digest, size, pieces = hashlib.sha256(), 0, _arriving(request.stream())
     try:
@@ -271,4 +269,4 @@ def _arriving(stream: AsyncIterator[bytes]) -> Iterator[bytes]:
             if left <= 0:
                 end, left = time.monotonic() + STALL_SECONDS, STALL_BYTES
     except (ClientDisconnect, TimeoutError):
-        raise Refused("the file did not come to its end") from None
+        raise Refused("the file did not arrive completely") from None

@@ -37,7 +37,7 @@ AgentName = Annotated[Name, Path(description="The agent's name.")]
 
 @router.post("", status_code=201)
 def submit_job(store: StoreDep, caller: Submitter, submission: JobSubmission) -> JobInfo:
-    """Queue a job. Its keys are checked here; data and network are looked at by its agent."""
+    """Queue a job. The service checks its keys; its agent checks data and network."""
     job = change_job(Job(), submission.job)
     info = store.jobs.submit(
         submission.name,
@@ -55,19 +55,19 @@ def submit_job(store: StoreDep, caller: Submitter, submission: JobSubmission) ->
 def list_jobs(
     store: StoreDep,
     _caller: Reader,
-    limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
+    limit: Annotated[int, Query(ge=1, le=500, description="Maximum number of jobs.")] = 50,
     before: Annotated[
-        Identifier | None, Query(description="The last job of the page before.")
+        Identifier | None, Query(description="The last job of the previous page.")
     ] = None,
-    state: Annotated[JobState | None, Query(description="Only those in this state.")] = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
 ) -> list[JobInfo]:
-    """Jobs, those submitted last first."""
+    """Jobs, the newest first."""
     return [*store.jobs.list(limit, before, state)]
 
 
 @router.get("/{job}")
 def get_job(store: StoreDep, _caller: Reader, job: JobId) -> JobInfo:
-    """A job and where it stands."""
+    """A job and its state."""
     return store.jobs.get(job)
 
 
@@ -77,7 +77,7 @@ def get_job(store: StoreDep, _caller: Reader, job: JobId) -> JobInfo:
     responses={200: {"model": Profile, "description": "The profile."}},
 )
 def get_profile(store: StoreDep, _caller: Reader, job: JobId) -> Response:
-    """What was measured for a job, as the file that `batchwright probe` writes."""
+    """The profile of a job, as the file that `batchwright probe` writes."""
     return _file(store.jobs.profile(job), "profile")
 
 
@@ -93,7 +93,7 @@ def get_plan(store: StoreDep, _caller: Reader, job: JobId) -> Response:
 
 @router.post("/{job}/approve")
 def approve_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
-    """Let a job be trained by the plan that waits."""
+    """Approve the plan of a job, so that the job is trained."""
     require_owner(caller, store.jobs.owner(job))
     info = store.jobs.approve(job)
     store.audit.note(caller.name, "job.approve", job)
@@ -102,7 +102,7 @@ def approve_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
 
 @router.post("/{job}/cancel")
 def cancel_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
-    """End a job; an agent that works on it is told to stop."""
+    """Cancel a job; an agent that works on it is told to stop."""
     require_owner(caller, store.jobs.owner(job))
     info = store.jobs.cancel(job)
     store.audit.note(caller.name, "job.cancel", job)
@@ -113,7 +113,7 @@ def cancel_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
 def report_progress(
     store: StoreDep, caller: Reporter, job: JobId, progress: JobProgress
 ) -> JobOrders:
-    """Tell of a job that an agent works on; with the lease's key alone it is a heartbeat.
+    """Report on a job that an agent works on; with the lease's key alone it is a heartbeat.
 
     409 means that the lease was lost: another agent may have the job by now.
     """
@@ -147,10 +147,10 @@ def list_agents(store: StoreDep, _caller: Reader) -> list[AgentInfo]:
 def introduce_agent(
     store: StoreDep, caller: Reporter, agent: AgentName, introduction: AgentIntroduction
 ) -> AgentInfo:
-    """Tell that an agent is there, and what it carries out.
+    """Introduce an agent, with the jobs that it carries out.
 
-    Its name belongs to this token and to the agent's folder; where nobody chose it, the answer may
-    hold another one.
+    Its name belongs to this token and to the agent's folder. If nobody chose the name, the answer
+    may have another one.
     """
     if introduction.name != agent:
         raise Refused("the name in the address and the one in the body differ: send the same")
@@ -163,8 +163,8 @@ def introduce_agent(
     "/{agent}/lease",
     response_model=None,
     responses={
-        200: {"model": Lease, "description": "Something to do."},
-        204: {"description": "Nothing to do: ask again in a second or two."},
+        200: {"model": Lease, "description": "A job."},
+        204: {"description": "There is no job: ask again in a second or two."},
     },
 )
 def lease_job(
@@ -173,7 +173,7 @@ def lease_job(
     agent: AgentName,
     request: Annotated[LeaseRequest, Body(default_factory=LeaseRequest)],
 ) -> Response:
-    """Ask for something to do. Of several agents that ask, one gets a job."""
+    """Ask for a job. Each job is given to one agent."""
     require_owner(caller, store.agents.owner(agent))
     lease = store.jobs.lease(agent, request.session)
     if lease is None:

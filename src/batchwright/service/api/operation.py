@@ -25,7 +25,7 @@ class Health(Record):
 
 @router.get("/healthz", dependencies=[open_to_all()])
 async def healthz() -> Health:
-    """Whether the process answers. It says nothing of the database."""
+    """Whether the process answers, whatever the state of the database."""
     return Health()
 
 
@@ -47,7 +47,7 @@ def readyz(store: StoreDep) -> Health:
 
 @router.get("/v1/openapi.json", dependencies=[need("read")], include_in_schema=False)
 def openapi(request: Request) -> dict[str, Any]:
-    """What can be asked, as an OpenAPI description."""
+    """The OpenAPI description of all routes for programs."""
     return described(request.app)
 
 
@@ -59,6 +59,6 @@ def openapi(request: Request) -> dict[str, Any]:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def metrics(request: Request) -> Response:
-    """Requests, their times and the records taken, in Prometheus' text format."""
+    """Metrics, in Prometheus' text format."""
     registry = request.app.state.meters.registry
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""Plans on demand, from profiles and job keys; and profiles that are kept to plan from."""
+"""Plans on demand, from profiles and job keys; and stored profiles to plan from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ProfileId = Annotated[Identifier, Path(description="The profile.")]
 
 
 class StoredProfile(Record):
-    """A profile that is kept, without what is in it."""
+    """A stored profile, without its measurements."""
 
     id: Identifier
     name: str
@@ -29,13 +29,13 @@ class StoredProfile(Record):
 
 @router.post("", response_model=None, responses={200: {"model": Plan, "description": "The plan."}})
 def make_plan(_caller: Reader, request: PlanRequest) -> Response:
-    """Plan. The answer is byte for byte the file that `batchwright plan` writes."""
+    """Make a plan. The answer is equal to the byte to the file that `batchwright plan` writes."""
     return Response(record_text(planned(request)), media_type="application/json")
 
 
 @profiles_router.post("", status_code=201)
 def add_profile(store: StoreDep, caller: Submitter, new: NewProfile) -> StoredProfile:
-    """Keep a profile; it belongs to this token."""
+    """Store a profile; it belongs to this token."""
     identifier = store.profiles.add(new.name, new.profile, caller.name)
     store.audit.note(caller.name, "profile.add", identifier, new.name)
     return StoredProfile(id=identifier, name=new.name, created=store.clock())
@@ -45,22 +45,22 @@ def add_profile(store: StoreDep, caller: Submitter, new: NewProfile) -> StoredPr
 def list_profiles(
     store: StoreDep,
     _caller: Reader,
-    limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=500, description="Maximum number of profiles.")] = 100,
 ) -> list[StoredProfile]:
-    """Kept profiles, newest first."""
+    """Stored profiles, the newest first."""
     infos = store.profiles.list(limit)
     return [StoredProfile(id=info.id, name=info.name, created=info.created) for info in infos]
 
 
 @profiles_router.get("/{profile}")
 def get_profile(store: StoreDep, _caller: Reader, profile: ProfileId) -> Profile:
-    """A kept profile."""
+    """A stored profile."""
     return store.profiles.get(profile)
 
 
 @profiles_router.delete("/{profile}", status_code=204)
 def delete_profile(store: StoreDep, caller: Submitter, profile: ProfileId) -> Response:
-    """Delete a kept profile; plans that came of it stay."""
+    """Delete a stored profile; plans that were made from it stay."""
     require_owner(caller, store.profiles.owner(profile))
     store.profiles.delete(profile)
     store.audit.note(caller.name, "profile.delete", profile)

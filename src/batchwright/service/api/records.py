@@ -43,10 +43,10 @@ Kind = Annotated[
 async def append_records(
     request: Request, store: StoreDep, caller: Reporter, run: RunId
 ) -> RecordsTaken:
-    """Store records. When this answers they are there for good; what was sent before is skipped.
+    """Store records. After the answer they are stored for good; those sent before are skipped.
 
-    A batch that leaves a gap, or that follows on other lines than those that are stored, is
-    answered with 409, whose `next` says which record is wanted.
+    A batch that leaves a gap, or that follows other lines than the stored ones, is answered with
+    409, whose `next` says which record is wanted.
     """
     if not is_json(request.headers.get("content-type", "application/json")):  # else it is unchecked
         raise Refused("the body must be application/json")
@@ -76,13 +76,13 @@ def get_records(
     kind: Kind = None,
     most: Annotated[
         int | None,
-        Query(ge=1, le=5000, description="Evenly spaced ones, so many at most and the newest."),
+        Query(ge=1, le=5000, description="Most evenly spaced records, besides the newest."),
     ] = None,
     after: Annotated[
-        int, Query(ge=-1, le=2**53, description="All that come after this sequence number.")
+        int, Query(ge=-1, le=2**53, description="Only records after this sequence number.")
     ] = -1,
     limit: Annotated[
-        int, Query(ge=1, le=5000, description="At most so many of them, fewer where they are long.")
+        int, Query(ge=1, le=5000, description="Maximum number of records; of long ones fewer come.")
     ] = 1000,
 ) -> StreamingResponse:
     """Records: with `most` and `kind` evenly spaced ones of the whole run, else page by page."""

@@ -27,30 +27,28 @@ from batchwright.service.store.tokens import Caller
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=BodyRoute)
 advice_router = APIRouter(prefix="/v1/runs/{run}/advice", tags=["advice"], route_class=BodyRoute)
 
-RunId = Annotated[
-    Identifier, Path(description="The run: a UUID that whoever carries it out has chosen.")
-]
+RunId = Annotated[Identifier, Path(description="The run: a UUID that its reporter has chosen.")]
 
 
 @router.get("")
 def list_runs(
     store: StoreDep,
     _caller: Reader,
-    limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
+    limit: Annotated[int, Query(ge=1, le=500, description="Maximum number of runs.")] = 50,
     before: Annotated[
-        Identifier | None, Query(description="The last run of the page before.")
+        Identifier | None, Query(description="The last run of the previous page.")
     ] = None,
-    state: Annotated[RunState | None, Query(description="Only those in this state.")] = None,
+    state: Annotated[RunState | None, Query(description="Only runs in this state.")] = None,
     query: Annotated[
         str,
         Query(
             max_length=120,
             pattern="^[^\x00]*$",
-            description="Only those with this in name, network, data or method.",
+            description="Only runs with this text in name, network, data or method.",
         ),
     ] = "",
 ) -> list[RunInfo]:
-    """Runs, those introduced last first."""
+    """Runs, the newest first."""
     return store.runs.list(limit, before, state, query)
 
 
@@ -58,7 +56,7 @@ def list_runs(
 def introduce_run(
     store: StoreDep, caller: Reporter, run: RunId, introduction: RunIntroduction
 ) -> RunInfo:
-    """Introduce a run, or tell that one which had stopped goes on. It belongs to this token."""
+    """Introduce a run, or announce that a stopped one goes on. The run belongs to this token."""
     info = store.runs.introduce(run, introduction, caller.name)
     store.audit.note(caller.name, "run.introduce", run, introduction.name)
     return info
@@ -72,14 +70,14 @@ def get_run(store: StoreDep, _caller: Reader, run: RunId) -> RunInfo:
 
 @router.put("/{run}/alive")
 def alive(store: StoreDep, caller: Reporter, run: RunId) -> RecordsTaken:
-    """Tell that a run goes on while it has nothing to report."""
+    """Report that a run goes on while it has no new lines."""
     require_owner(caller, store.runs.owner(run))
     return store.runs.alive(run)
 
 
 @router.put("/{run}/end")
 def end_run(store: StoreDep, caller: Reporter, run: RunId, end: RunEnd) -> RunInfo:
-    """Tell how a run ended."""
+    """Report how a run ended."""
     require_owner(caller, store.runs.owner(run))
     info = store.runs.end(run, end)
     store.audit.note(caller.name, "run.end", run, end.outcome)
@@ -88,7 +86,7 @@ def end_run(store: StoreDep, caller: Reporter, run: RunId, end: RunEnd) -> RunIn
 
 @router.delete("/{run}", status_code=204)
 def delete_run(request: Request, store: StoreDep, caller: Reporter, run: RunId) -> Response:
-    """Delete a run with its records and advice: nobody finds it any more when this answers."""
+    """Delete a run with its records and advice: after the answer nobody finds it any more."""
     require_owner(caller, store.runs.owner(run))
     store.runs.delete(run)
     request.app.state.remover.soon()
@@ -104,7 +102,7 @@ def get_plan(store: StoreDep, _caller: Reader, run: RunId) -> Plan:
 
 @router.get("/{run}/profile")
 def get_profile(store: StoreDep, _caller: Reader, run: RunId) -> Profile:
-    """What a run's plan was made from."""
+    """The profile that a run's plan was made from."""
     profile = store.runs.profile(run)
     if profile is None:
         raise NotFound("this run was introduced without a profile")
@@ -135,10 +133,10 @@ def take_advice(
     store: StoreDep,
     caller: Reporter,
     run: RunId,
-    number: Annotated[int, Path(ge=1, le=2**31 - 1, description="Of the advice.")],
+    number: Annotated[int, Path(ge=1, le=2**31 - 1, description="Number of the advice.")],
     taken: AdviceTaken,
 ) -> Advice:
-    """Tell that a run follows an advice from an epoch on."""
+    """Report that a run follows advice from an epoch on."""
     require_owner(caller, store.runs.owner(run))
     advice = store.advice.taken(run, number, taken.epoch)
     store.audit.note(caller.name, "advice.take", run, f"{number}, from epoch {taken.epoch + 1}")

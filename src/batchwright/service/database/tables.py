@@ -186,14 +186,14 @@ artifacts = Table(  # files of jobs; each lies in an object of its own, named by
     Column("created", Float, nullable=False),
 )
 
-notices = Table(  # what a webhook is to be told, and was
+notices = Table(  # to a webhook: those that wait, were sent, or were given up
     "notices",
     metadata,
-    Column("key", String(120), primary_key=True),  # of what happened: nothing is told twice
+    Column("key", String(120), primary_key=True),  # of the event, which is noted once
     Column("body", Text, nullable=False),  # JSON of a `Notice`
     Column("created", Float, nullable=False),
     Column("tries", Integer, nullable=False),
-    Column("due", Float, index=True),  # when to try next; null: told, or given up
+    Column("due", Float, index=True),  # when to try next; null: sent, or given up
 )
 
 agents = Table(

@@ -59,7 +59,7 @@ def compare_live(
     run: Chosen = [],  # noqa: B006 - FastAPI's way to say it; nothing changes it
     have: Have = "",
 ) -> Response:
-    """What has changed on it."""
+    """The parts of the page that have changed."""
     runs = _runs(store, run)
     etag = digest_of(*(one.model_dump_json(exclude={"changed"}) for one in runs))
     return answer_live(request, caller, have, etag, lambda: _live(store, runs))

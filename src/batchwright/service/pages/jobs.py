@@ -115,7 +115,7 @@ def jobs_rows(
     before: Before = None,
     have: Have = "",
 ) -> Response:
-    """What has changed in the lists."""
+    """The parts of the lists that have changed."""
     lists = _lists(request, caller, _state(state), before)
     etag = digest_of(*(part.content for part in lists))
     return answer_live(request, caller, have, etag, lambda: Live(_says(request), lists))
@@ -219,7 +219,7 @@ def job_page(request: Request, store: StoreDep, caller: PageReader, job: Identif
 def job_live(
     request: Request, store: StoreDep, caller: PageReader, job: Identifier, have: Have = ""
 ) -> Response:
-    """What has changed on it."""
+    """The parts of the page of one job that have changed."""
     info = store.jobs.get(job)
     files = store.artifacts.of(job)
     etag = digest_of(info.model_dump_json(), files, _run_of(store, info), csrf_of(request))
@@ -236,14 +236,14 @@ def download(
 
 @router.post("/{job}/approve", dependencies=[Depends(check_form)])
 def approve_job(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Response:
-    """Let a plan be followed, and show the job."""
+    """Approve a plan, and show the job."""
     api.approve_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)
 
 
 @router.post("/{job}/cancel", dependencies=[Depends(check_form)])
 def cancel_job(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Response:
-    """End a job, and show it."""
+    """Cancel a job, and show it."""
     api.cancel_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)
 

@@ -20,7 +20,7 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Estimate, Plan, Profile
 from batchwright.records.base import record_text
 from batchwright.records.documents import parse_record
-from batchwright.records.service import Identifier, Name, NewProfile
+from batchwright.records.service import Identifier, NewProfile
 from batchwright.records.text.formatting import (
     counted,
     duration,
@@ -193,7 +193,7 @@ def upload_profile(
     store: StoreDep,
     caller: PageSubmitter,
     file: Annotated[UploadFile, File()],
-    name: Annotated[Name | str, Form(max_length=120)] = "",
+    name: Annotated[str, Form(max_length=120)] = "",
 ) -> Response:
     """Store a profile, and plan from it."""
     try:
@@ -297,7 +297,7 @@ def chosen_profile(store: Store, chosen: str) -> Profile:
     else:
         profile = store.profiles.get(identifier)
     if profile is None:
-        raise NotFound("that one came without a profile: choose another")
+        raise NotFound("this run or job has no profile: choose another")
     return profile
 
 

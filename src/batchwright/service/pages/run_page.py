@@ -99,7 +99,7 @@ def run_page(request: Request, store: StoreDep, caller: PageReader, run: Identif
 def run_live(
     request: Request, store: StoreDep, caller: PageReader, run: Identifier, have: Have = ""
 ) -> Response:
-    """What has changed on the page."""
+    """The parts of the page that have changed."""
     info = store.runs.get(run)
     etag, draw = _etag(store, info), request.app.state.draw_run
     return answer_live(request, caller, have, etag, lambda: draw(info, etag))

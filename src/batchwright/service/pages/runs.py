@@ -35,7 +35,7 @@ def runs_page(
     request: Request,
     caller: PageReader,
     query: Words = "",
-    state: Annotated[RunState | str | None, Query(max_length=20)] = None,
+    state: Annotated[str, Query(max_length=20)] = "",
     before: Before = None,
 ) -> Response:
     """The page. A form that leaves the state open sends an empty one."""
@@ -62,7 +62,7 @@ def runs_rows(
     before: Before = None,
     have: Have = "",
 ) -> Response:
-    """What has changed in the list."""
+    """The parts of the list that have changed."""
     listed = _Listed(request, caller, query, state, before)
     return answer_live(request, caller, have, listed.etag, listed.live)
 

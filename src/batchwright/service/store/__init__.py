@@ -62,7 +62,7 @@ class Store:
         self.jobs = Jobs(*common, steady)
         self.agents = Agents(*common, self.jobs.kept_for, self.jobs.note_restart)
         self.artifacts = Artifacts(*common)
-        self.notices = Notices(*common)
+        self.notices = Notices(*common, steady)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 

@@ -15,7 +15,7 @@ from batchwright.service.database.tables import agents, jobs, refusals
 from batchwright.service.problems import Conflict, NotFound, TooMany
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.job_rows import HELD, LIVE, offer_in
-from batchwright.service.store.part import Clock, Part, count
+from batchwright.service.store.part import Clock, Part, count, lock_for_insert
 
 FORGOTTEN_SECONDS = 30 * DAY
 """An agent silent for so long is forgotten, so that its name is free and the list stays short."""
@@ -69,6 +69,7 @@ class Agents(Part):
             "seen": now,
         }
         with self._database.writing() as connection:
+            lock_for_insert(connection, agents)  # names and their number stay as they are read
             working = select(jobs.c.id).where(jobs.c.agent == agents.c.name, LIVE).exists()
             old = agents.c.seen < now - FORGOTTEN_SECONDS
             connection.execute(delete(agents).where(old, ~working))

@@ -96,6 +96,7 @@ class Jobs(Part):
         self.leases_lost = 0
         self._unread = Counter[str]()  # by job: restarts of its agent without a report
         self._ages = LeaseAges(steady, settings.lease_seconds)
+        self._unreadable = set[str]()  # jobs with a document that this process cannot read
 
     @property
     def _there(self) -> ColumnElement[bool]:
@@ -467,6 +468,8 @@ class Jobs(Part):
 
     def _free(self, row: RowMapping, agent: str) -> bool:
         """Whether the standing of a job lets an agent have it."""
+        if row["id"] in self._unreadable:
+            return False
         times = {"seconds": self._settings.lease_seconds, "keep": self._keep(row)}
         return standing_of(row).free_for(agent, self._silent(row), **times)
 
@@ -482,6 +485,7 @@ class Jobs(Part):
             plan = stored_document(Plan, row["plan"])
         except ValidationError as error:  # an optimizer, say, whose package was removed from here
             log.error("job %s is not handed out: %s", identifier, first_problem(error, ""))
+            self._unreadable.add(identifier)  # else each request would read it, and log this, again
             return None
         job = standing_of(row)
         if job.held:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from sqlalchemy import delete, select, update
 
 from batchwright.records.service import Event, Notice
+from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import jobs, notices, runs
-from batchwright.service.settings import DAY
-from batchwright.service.store.part import Part
+from batchwright.service.settings import DAY, Settings
+from batchwright.service.store.part import Clock, Part
 
 LOOK_BACK_SECONDS = 3600.0
 """Age of an event from which it is not noted any more, as when there was no webhook then."""
@@ -52,7 +53,18 @@ def _key(event: Event, subject: str, mark: object = "") -> str:
 
 
 class Notices(Part):
-    """The table of notices; without a webhook nothing is noted."""
+    """The table of notices; without a webhook nothing is noted.
+
+    Args:
+        database: The database.
+        settings: Limits and delays, and the webhook.
+        clock: Unix time in seconds.
+        steady: Seconds, by a clock that never jumps.
+    """
+
+    def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
+        super().__init__(database, settings, clock)
+        self._steady, self._began = steady, steady()
 
     def note(self, event: Event, subject: str, mark: object, name: str, detail: str) -> None:
         """Note an event, unless it is noted already.
@@ -91,6 +103,8 @@ class Notices(Part):
             if _key("job.failed", job.id) not in known:
                 detail = job.error or "no reason is known"
                 self.note("job.failed", job.id, "", job.name, detail)
+        if self._steady() - self._began <= self._settings.silent_seconds:
+            return  # the service may have been away: runs that go on were not heard of either
         silent = now - self._settings.silent_seconds
         wanted = select(runs.c.id, runs.c.name, runs.c.changed).where(
             runs.c.outcome.is_(None),

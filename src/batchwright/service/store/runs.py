@@ -208,11 +208,11 @@ class Runs(Part):
         """
         newest = (runs.c.created.desc(), runs.c.id.desc())
         wanted = select(*_SHOWN).where(NOT_DELETED).order_by(*newest).limit(limit)
-        heard_of = self._clock() - self._settings.silent_seconds
-        if state == "running":
-            wanted = wanted.where(runs.c.outcome.is_(None), runs.c.changed >= heard_of)
-        elif state == "silent":
-            wanted = wanted.where(runs.c.outcome.is_(None), runs.c.changed < heard_of)
+        now, seconds = self._clock(), self._settings.silent_seconds
+        lately = runs.c.changed.between(now - seconds, now + seconds)  # as in `_info`
+        if state in ("running", "silent"):
+            heard = lately if state == "running" else not_(lately)
+            wanted = wanted.where(runs.c.outcome.is_(None), heard)
         elif state is not None:
             wanted = wanted.where(runs.c.outcome == state)
         if query:
@@ -318,7 +318,9 @@ class Runs(Part):
 
     def _info(self, row: RowMapping) -> RunInfo:
         state: RunState = row["outcome"] or "running"
-        if state == "running" and self._clock() - row["changed"] > self._settings.silent_seconds:
+        # The absolute value: the clock may have been set back since the last report.
+        away = abs(self._clock() - row["changed"])
+        if state == "running" and away > self._settings.silent_seconds:
             state = "silent"
         own = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
         return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - own}, **own)

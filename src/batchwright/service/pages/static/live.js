@@ -3,7 +3,7 @@
 //   [data-live=URL]       fetched again and again; its [data-part] are changed where they differ
 //   [data-answer=URL]     a form whose fields are sent to URL as they change; the answer goes into
 //                         the element that data-into names
-//   time[data-ago]        told as "12 s ago"
+//   time[data-ago]        shown as "12 s ago"
 //
 // What changes is changed in place, node by node: focus, selection, open details, what was typed
 // and how far a table was scrolled stay as they are.
@@ -11,13 +11,13 @@
 
 (() => {
   const EVERY = 800; // ms between an answer and the next question
-  const HIDDEN = 15000; // the same while nobody looks
+  const HIDDEN = 15000; // ms, while the page is hidden
   const SLOWEST = 10000; // after failures
   const SPOKEN = 5000; // ms between two sentences for a screen reader
 
   const PATIENCE = 60000; // for the answer to a form
 
-  // What an answer that is none means to the reader.
+  // An HTTP status that is no success, in words for the reader.
   function refusal(status) {
     if (status === 401 || status === 403) {
       return "This browser is no longer signed in: load the page again";
