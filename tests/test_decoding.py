@@ -8,6 +8,7 @@ from PIL import Image
 from batchwright.workload.data.decoding import (
     UnreadableImageError,
     decode,
+    decode_square,
     size_of,
     stored_size,
 )
@@ -200,8 +201,11 @@ def test_a_decompression_bomb_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_a_line_that_would_be_enlarged_to_a_bomb_is_unreadable() -> None:
+    line = encoded(Image.new("L", (1, 30_000)))
     with pytest.raises(UnreadableImageError, match="9000000 pixels are more than"):
-        decode(encoded(Image.new("L", (1, 30_000))), top_resolution=300)
+        decode(line, top_resolution=300)
+    with pytest.raises(UnreadableImageError, match="9000000 pixels are more than"):
+        decode_square(line, top_resolution=300, resolution=300, place=None)
 
 
 def test_deep_colour_is_refused_by_name() -> None:

@@ -26,6 +26,7 @@ from batchwright.errors import TrainingError
 from batchwright.records import LearningRateRule, Stage
 from batchwright.training.step.stepper import MAX_BAD_STEPS
 from batchwright.workload.networks import resnet8, vgg8
+from test_reducer import distance, gradients
 from test_session import make_tiny_plan, summary_in
 
 CLASSES, SIDE = 5, 8
@@ -116,10 +117,6 @@ class Noting(torch.optim.SGD):
         return super().step(closure)
 
 
-def gradients(network):
-    return {n: None if p.grad is None else p.grad.clone() for n, p in network.named_parameters()}
-
-
 def one_step(rank: int, case: Case) -> dict[str, Any]:
     """The gradient that a worker's optimizer gets, and the samples that this worker computed."""
     network = make_network(case.network, case.dtype)
@@ -183,13 +180,6 @@ def plain_mean(case, parts):
 def union(case):
     """In one process: all samples at once."""
     return weighted(case, [range(case.batch)], [1.0])
-
-
-def distance(found, wanted):
-    """Relative L2 distance over all tensors together."""
-    keys = [key for key, gradient in wanted.items() if gradient is not None]
-    apart = torch.cat([(found[key] - wanted[key]).flatten().double() for key in keys])
-    return float(apart.norm() / torch.cat([wanted[key].flatten().double() for key in keys]).norm())
 
 
 def worst_distance(found, wanted):

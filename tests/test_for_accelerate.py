@@ -18,7 +18,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     SequentialSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -28,6 +27,7 @@ from batchwright.records import LearningRateRule
 from batchwright.training.batches.recovering import parts_of
 from forked import imported
 from gloo import Crew, Worker
+from other_trainers import BATCH, SAMPLES, alike, closed, data, loader
 from paced import paced_passes
 from test_session import make_tiny_plan
 from tight import Tight
@@ -35,19 +35,6 @@ from tight import Tight
 pytestmark = pytest.mark.skipif(
     find_spec("accelerate") is None, reason="pip install 'batchwright[accelerate]'"
 )
-
-SAMPLES, BATCH = 61, 8
-
-
-def data():
-    random = torch.Generator().manual_seed(5)
-    inputs = torch.randn(SAMPLES, 6, generator=random)
-    numbers = torch.arange(SAMPLES)
-    return TensorDataset(inputs, torch.randint(3, (SAMPLES,), generator=random), numbers)
-
-
-def loader(batch=BATCH, **how):
-    return DataLoader(data(), batch, **{"shuffle": True, **how})
 
 
 def network():
@@ -64,14 +51,6 @@ def opened(passes=1):
     plain = network()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.2, momentum=0.9)
     return accelerator, plain, *accelerator.prepare(plain, optimizer)
-
-
-def closed():
-    import accelerate  # here, as it takes long
-
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def loss_of(model, batch, room=None, back=None):
@@ -117,11 +96,6 @@ def trained(
 
 def trained_with(rank, shares, how):
     return trained(rank, shares, **how)
-
-
-def alike(one, other):
-    for mine, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -19,32 +19,19 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
 from gloo import crew_with
+from other_trainers import BATCH, SAMPLES, alike, data, loader
 from paced import paced_passes
 from test_session import make_tiny_plan
 
 pytestmark = pytest.mark.skipif(
     find_spec("lightning") is None, reason="pip install 'batchwright[lightning]'"
 )
-
-SAMPLES, BATCH = 61, 8
-
-
-def data(samples=SAMPLES):
-    random = torch.Generator().manual_seed(5)
-    numbers = torch.arange(samples)
-    inputs = torch.randn(samples, 6, generator=random)
-    return TensorDataset(inputs, torch.randint(3, (samples,), generator=random), numbers)
-
-
-def loader(batch=BATCH, **how):
-    return DataLoader(data(), batch, **{"shuffle": True, **how})
 
 
 def fitted(rank, workers, shares, *, passes=1, batch=BATCH, module=None, more=(), **how):
@@ -60,11 +47,6 @@ def fitted(rank, workers, shares, *, passes=1, batch=BATCH, module=None, more=()
             torch.distributed.destroy_process_group()
     weights = [p.detach().clone() for p in module.parameters()]
     return module.seen, module.gradients, weights, callback.sampler.local_batch_sizes
-
-
-def alike(one, other):
-    for mine, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -51,13 +51,12 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.muon import matrices_of, matrix_of, muon
 from batchwright.workload.networks import resnet8
-from batchwright.workload.optimizers import sgd
 from batchwright.workload.passes import cuda_graphs, recorded_passes
 from batchwright.workload.passes.compilation import what_is_missing
 from batchwright.workload.passes.cuda_graphs import graph_training
 from gloo import SECONDS
 from samples import make_data, make_job, make_plan
-from test_host_waits import KINDS, photographs
+from test_host_waits import KINDS, by_sgd, photographs
 from test_session import Points, make_tiny_plan
 
 GPU = torch.device("cuda", 0)
@@ -133,10 +132,6 @@ def pipeline(device=GPU, images=None, side=8, dtype=torch.float32):
 
 def plan_for(batches=(12,), *, samples=48, side=8, **job):
     return make_tiny_plan(batches, samples=samples, sides=(side,), device="cuda", **job)
-
-
-def by_sgd(network):
-    return sgd(network, make_job(), 0.1)
 
 
 def train(

@@ -7,6 +7,7 @@ import io
 import math
 import multiprocessing
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,10 @@ from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline, resize
 from batchwright.workload.data.sources import ImageData, open_data
 from samples import make_data
+from test_decoding import encoded
 from test_session import make_tiny_plan
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TOP = 48
 SIZES = [(120, 160), (160, 120), (130, 130), (60, 50), (220, 150)]
 CPU = torch.device("cpu")
@@ -58,11 +61,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 exif[0x0112] = (1, 6, 3)[number % 3]
                 image.save(root / part / name / f"{number}.jpg", quality=92, exif=exif)
     return root
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
 
 
 def job(root: Path) -> Job:
@@ -111,18 +109,12 @@ def likeness(one: Tensor, other: Tensor) -> float:
 # ------------------------------------------------------------------------------- decoding
 
 
-def encoded(image: Image.Image, form: str = "JPEG", **options) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, form, **options)
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize("place", [None, (0.0, 0.0), (1.0, 0.3), (0.2, 1.0)])
 @pytest.mark.parametrize("orientation", [1, 3, 6])
 def test_a_square_is_the_part_of_the_stored_image(place, orientation) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(photograph(500, 375, 1), quality=95, exif=exif)
+    data = encoded(photograph(500, 375, 1), "JPEG", quality=95, exif=exif)
     stored = torch.from_numpy(decode(data, top_resolution=96).copy())
     height, width = stored.shape[:2]
     down, right = place or (0.5, 0.5)
@@ -147,7 +139,7 @@ def test_no_more_is_decoded_than_is_needed(monkeypatch: pytest.MonkeyPatch) -> N
         return upright
 
     monkeypatch.setattr(decoding, "_upright", noted)
-    data = encoded(photograph(800, 800, 1))
+    data = encoded(photograph(800, 800, 1), "JPEG")
     for resolution in (80, 160, 320, 640):
         decode_square(data, top_resolution=640, resolution=resolution, place=None)
     assert seen == [(100, 100), (200, 200), (400, 400), (800, 800)]
@@ -156,14 +148,14 @@ def test_no_more_is_decoded_than_is_needed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_format_without_reduced_decoding_is_averaged() -> None:
     stripes = np.zeros((400, 400, 3), np.uint8)
     stripes[:, ::2] = 255
-    data = encoded(Image.fromarray(stripes), "PNG")
+    data = encoded(Image.fromarray(stripes))
     square = decode_square(data, top_resolution=400, resolution=100, place=None)
     assert square.shape == (100, 100, 3)
     assert set(np.unique(square)) <= {127, 128}
 
 
 def test_a_float_reference_of_the_reduced_decoding() -> None:
-    data = encoded(photograph(400, 400, 2), quality=95)
+    data = encoded(photograph(400, 400, 2), "JPEG", quality=95)
     with Image.open(io.BytesIO(data)) as image:
         whole = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None].double()
     edge = round(400 / 1.15)  # what a store at 100 px would be cropped to
@@ -227,6 +219,60 @@ def test_an_unreadable_file_is_left_out_or_refused(
     assert len(skipping.train) == 16
     assert skipping.train.labels.tolist() == [0] * 8 + [1] * 8
     assert pipeline(skipping).single(torch.arange(16), epoch=0, resolution=24)[0].shape[0] == 16
+
+
+def test_mean_and_deviation_come_from_images_that_can_be_read(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    monkeypatch.setattr(listing, "_LOOKED_AT", 2)
+    for name in ("cat", "dog"):  # the first and the tenth of 18 would be looked at
+        (copy / "train" / name / "0.jpg").write_bytes(b"no image")
+    monkeypatch.setattr(image_files, "free_bytes", lambda: 100_000)
+    data = open_data(job(copy).model_copy(update={"unreadable": "skip"}))
+    looked_at = [Image.open(copy / "train" / name / "1.jpg") for name in ("cat", "dog")]
+    mean = np.mean([np.asarray(image).mean((0, 1)) / 255 for image in looked_at], axis=0)
+    assert data.mean == pytest.approx(mean, abs=0.01)
+    assert 0 < min(data.std) < max(data.std) < 0.5
+
+
+def test_an_image_changed_between_two_readings_is_named(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    place = copy / "train" / "cat" / "0.jpg"
+    usual = listing.ThreadPoolExecutor
+
+    def pool(*how):
+        if (tmp_path / "read").exists():
+            place.write_bytes(b"no image")
+        (tmp_path / "read").touch()
+        return usual(*how)
+
+    monkeypatch.setattr(listing, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(image_files, "free_bytes", lambda: 100_000)
+    with pytest.raises(DataError, match=rf"^{place} was changed as it was read: not an image"):
+        open_data(job(copy))
+
+
+def read_with_a_warning(name: str) -> bytes:
+    """An image; none if the warning would be shown."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.warn("odd metadata", stacklevel=1)
+    return b"" if shown else encoded(photograph(60, 60, 1))
+
+
+def test_loader_processes_show_no_warnings_amid_the_progress(tmp_path: Path) -> None:
+    middle = (0.5, 0.5, 0.5)
+    files = ImageFiles(
+        tmp_path, ["1.png"], torch.tensor([0]), side=TOP, mean=middle, std=middle,
+        read=read_with_a_warning,
+    )  # fmt: skip
+    one = FilePipeline(files, device=CPU, augmentation="none", seed=0, loaders=1)
+    assert len(list(one.batches([torch.arange(1)], epoch=0, resolution=24))) == 1
+    one.close()
 
 
 def test_damage_behind_the_header_is_named_when_it_is_met(

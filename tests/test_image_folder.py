@@ -13,17 +13,13 @@ from batchwright.errors import DataError
 from batchwright.records import Job
 from batchwright.workflows.prepare_job import warn_of_doubts
 from batchwright.workload.data.image_folder import list_images
-from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.listing import ImageFile, hold_out, natural_side
 from batchwright.workload.data.sources import ImageData, open_data
 from samples import png_that_claims
+from test_sources import stores
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 GREY = {"cat": 40, "dog": 200}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
 
 
 def draw(path: Path, size: tuple[int, int] = (16, 16), grey: int | None = None) -> None:
@@ -34,21 +30,15 @@ def draw(path: Path, size: tuple[int, int] = (16, 16), grey: int | None = None) 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     made = tmp_path / "images"
-    for part, count in (("train", 3), ("val", 2)):
-        for name in GREY:
-            for index in range(count):
-                draw(made / part / name / f"{index}.png")
+    for part, first, last in (("train", 0, 3), ("val", 10, 12)):
+        for name, grey in GREY.items():
+            for number in range(first, last):
+                draw(made / part / name / f"{number - first}.png", grey=grey + number)
     return made
 
 
 def open_folder(root: Path, **keys: Any) -> ImageData:
     return open_data(Job(data=f"imagefolder:{root}", **keys))
-
-
-def stored(data: ImageData) -> tuple[ImageStore, ImageStore]:
-    assert isinstance(data.train, ImageStore)
-    assert isinstance(data.val, ImageStore)
-    return data.train, data.val
 
 
 def names(root: Path, part: str, **keys: Any) -> list[str]:
@@ -57,12 +47,12 @@ def names(root: Path, part: str, **keys: Any) -> list[str]:
 
 def test_images_come_in_order_of_name_with_their_class(root: Path) -> None:
     data = open_folder(root)
-    train, val = stored(data)
+    train, val = stores(data)
     assert data.facts.classes == ("cat", "dog")
     assert (data.facts.train_samples, data.facts.val_samples) == (6, 4)
     assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert val.labels.tolist() == [0, 0, 1, 1]
-    assert [int(train.image(i)[0, 0, 0]) for i in (0, 5)] == [40, 200]
+    assert [int(train.image(i)[0, 0, 0]) for i in (0, 5)] == [40, 202]
     assert data.facts.split == "the folder val/"
     assert data.facts.side == 16
 
@@ -108,13 +98,13 @@ def test_two_parts_without_the_one_for_training_are_no_classes(root: Path) -> No
 
 def test_mixed_sizes_keep_their_aspect(root: Path) -> None:
     draw(root / "train" / "cat" / "wide.png", (64, 32))
-    train, _ = stored(open_folder(root))
+    train, _ = stores(open_folder(root))
     assert train.shape is None
     assert train.image(3).shape == (18, 36, 3)  # shorter side 1.15 x 16
 
 
 def test_the_top_resolution_of_the_job_decides_the_stored_size(root: Path) -> None:
-    train, _ = stored(open_folder(root, resolutions=(4, 8)))
+    train, _ = stores(open_folder(root, resolutions=(4, 8)))
     assert train.shape == (9, 9)
 
 
@@ -123,7 +113,7 @@ def test_a_share_of_each_class_is_held_out_where_there_is_no_val(root: Path) -> 
         if (root / "val").exists():
             (root / "val").rename(root.parent / "other")
         data = open_folder(folder, val=0.34)
-        assert stored(data)[1].labels.tolist() == [0, 1]
+        assert stores(data)[1].labels.tolist() == [0, 1]
         assert data.facts.split == "0.34 of each class, drawn by their names"
 
 
@@ -208,6 +198,28 @@ def test_links_are_followed_inside_the_folder_only(
     assert f"2 link(s) out of {root} were not followed" in caplog.text
 
 
+def test_a_link_out_of_the_folder_counts_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "val").rename(root / "test")
+    (root / "test" / "fox").symlink_to(root.parent)
+    assert open_folder(root).facts.classes == ("cat", "dog")
+    assert caplog.messages == [f"1 link(s) out of {root} were not followed"]
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_held_out_images_that_are_trained_on_are_told(
+    root: Path, in_files: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if in_files:
+        monkeypatch.setattr("batchwright.workload.data.sources.fits_the_disk", lambda _: False)
+    open_folder(root)
+    assert not caplog.messages
+    shutil.copy(root / "train" / "cat" / "0.png", root / "val" / "dog" / "7.png")
+    (root / "val" / "cat" / "8.png").symlink_to(root / "train" / "cat" / "1.png")
+    assert open_folder(root).facts.val_samples == 6
+    (said,) = caplog.messages
+    assert said.startswith(f"2 held-out image(s) of {root} have the bytes of a training image: ")
+
+
 def test_a_part_that_is_a_link_out_of_the_folder_is_refused(root: Path) -> None:
     (root / "val").rename(root.parent / "elsewhere")
     (root / "val").symlink_to(root.parent / "elsewhere")
@@ -245,6 +257,15 @@ def test_an_unreadable_image_is_left_out_and_counted_if_asked(
     assert "cat/1.png: not an image of a known format" in caplog.text
     with pytest.raises(DataError, match="unreadable image"):
         open_folder(root)  # what was skipped for one job is not skipped for another
+
+
+def test_a_file_s_name_cannot_act_on_the_terminal(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / "train" / "cat" / "a\x1b[2J\nb.png").write_bytes(b"no image")
+    open_folder(root, unreadable="skip")
+    (said,) = caplog.messages
+    assert r"train/cat/a\x1b[2J\nb.png: not an image" in said
 
 
 @pytest.mark.parametrize("sides", ["auto", (16,)])
@@ -350,7 +371,7 @@ def test_a_changed_image_makes_another_store(root: Path) -> None:
     draw(path, grey=99)
     os.utime(path, ns=(1, 1))
     after = open_folder(root)
-    assert int(stored(after)[0].image(0)[0, 0, 0]) == 99
+    assert int(stores(after)[0].image(0)[0, 0, 0]) == 99
     assert after.facts.digest != before.facts.digest
 
 

@@ -38,11 +38,11 @@ from batchwright.workload.extras import EXTRAS, missing
 from clouds import Put, played_az, played_gs
 from s3 import played_s3
 from test_docs import briefly, entered, quickly, shown_for
+from test_sources import stores
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+def offline(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
@@ -58,12 +58,6 @@ def picture(grey: int, mode: str = "L", kind: str = "PNG", size: int = 8) -> byt
 
 def open_(data: str, **keys: Any) -> ImageData:
     return open_data(Job(data=data, **keys))
-
-
-def stores(data: ImageData) -> tuple[ImageStore, ImageStore]:
-    assert isinstance(data.train, ImageStore)
-    assert isinstance(data.val, ImageStore)
-    return data.train, data.val
 
 
 def greys(store: ImageStore) -> list[int]:
@@ -289,6 +283,21 @@ def test_tar_files_are_the_same_data_wherever_they_lie(tmp_path: Path) -> None:
     assert open_(f"wds:{tmp_path}/b [1]/one/000.tar", val=0.3).facts.train_samples == 4
 
 
+def test_a_relative_path_is_of_the_folder_that_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for first, name in enumerate("ab"):
+        path = tar(tmp_path / name / "x.tar", samples(4 * first, list("0101")))
+        os.utime(path, (1, 1))  # as of archives that are made to be equal wherever they are made
+        monkeypatch.chdir(tmp_path / name)
+        found.append(greys(stores(open_("wds:x.tar", val=0.5))[0]))
+        held_out = {"val": str(path)}
+        said = refused("wds:x.tar", data_args=held_out)
+        assert "all of these files are held out" in said
+    assert max(found[0]) < min(found[1])
+
+
 def test_classes_that_cannot_be_shown_are_refused(tmp_path: Path) -> None:
     path = tar(tmp_path / "a.tar", samples(0, ["cat", "dog\x1b[2J"] * 2))
     assert r"the class 'dog\x1b[2J' needs a printable" in refused(f"wds:{path}", val=0.5)
@@ -354,6 +363,20 @@ def test_a_database_that_is_made_anew_is_read_anew(tmp_path: Path) -> None:
         found.append(open_(f"lmdb:{tmp_path}/a", val=0.5))
     assert [greys(stores(data)[0]) for data in found] == [[1, 1], [2, 2]]
     assert found[0].facts.digest != found[1].facts.digest
+
+
+def test_a_database_with_a_relative_path_is_of_the_folder_that_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library("lmdb")
+    found = []
+    for grey in (1, 2):
+        folder = tmp_path / str(grey)
+        write(folder / "pets", {f"{name}/{i}": picture(grey) for name in "cd" for i in range(2)})
+        os.utime(folder / "pets" / "data.mdb", (1, 1))
+        monkeypatch.chdir(folder)
+        found.append(greys(stores(open_("lmdb:pets", val=0.5))[0]))
+    assert found == [[1, 1], [2, 2]]
 
 
 def test_databases_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
@@ -575,6 +598,16 @@ def test_rows_name_no_files_that_are_not_of_the_data_set(
             assert "which is not of the data set" in refused(f"hf:{tmp_path}/set", val=0.5)
         else:
             assert greys(stores(open_(f"hf:{tmp_path}/set", val=0.5))[0]) == [5, 5]
+
+
+def test_rows_name_files_of_a_fetched_data_set(
+    tmp_path: Path, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library_ = library("datasets")
+    monkeypatch.setattr(library_.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    put(elsewhere, class_folders(tmp_path / "pets"), "/bucket/pets")
+    data = open_("hf:memory://bucket/pets")
+    assert (greys(stores(data)[0]), data.facts.classes) == ([3, 4], ("cat", "dog"))
 
 
 def test_secrets_and_class_names_that_cannot_be_shown_are_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from batchwright.records import Job, Profile, RecomputationTimes
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.workload.host import autocast
 from batchwright.workload.networks import mobilenet_small, resnet8, resnet18, vgg8
-from batchwright.workload.passes.recomputation import _blocks, recompute
+from batchwright.workload.passes.recomputation import _blocks, forward, recompute
 from batchwright.workload.tensor_bytes import counting_tensors
 from samples import make_job, make_profile
 from test_session import make_session, make_tiny_plan, train
@@ -154,6 +154,27 @@ def test_copies_and_pickles_compute_by_themselves():
         loss.backward()
         assert torch.isfinite(loss)
         assert list(other.state_dict()) == list(resnet8(4).state_dict())
+
+
+def test_a_forward_pass_in_place_of_a_blocks_own_stays():
+    network = resnet8(4)
+    block = network.stages[1][0]
+    block.forward = lambda features: features.repeat(1, 2, 1, 1)[:, :, ::2, ::2]
+    placed, images = block.forward, torch.randn(4, 3, 8, 8)
+    plain = copy.deepcopy(network)(images)
+    recompute(network)
+    torch.testing.assert_close(network(images), plain, rtol=0, atol=0)
+    recompute(network, on=False)
+    assert [module for module in network.modules() if "forward" in vars(module)] == [block]
+    assert block.forward is placed
+
+
+def test_a_network_out_of_a_pickle_is_recomputed():
+    network = resnet8(4)
+    recompute(network)
+    back = pickle.loads(pickle.dumps(network))
+    recompute(back)
+    assert all(block.forward.__func__ is forward for block in _blocks(back))
 
 
 def test_a_network_without_blocks_is_refused_in_a_line():

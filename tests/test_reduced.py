@@ -24,9 +24,8 @@ FACTS = make_data(train_samples=9, val_samples=1, classes=("a", "b"), side=4)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def cache(own_cache: Path) -> Path:
+    return own_cache
 
 
 def picture(height: int, width: int, seed: int = 0) -> Tensor:
@@ -231,3 +230,9 @@ def test_augment_none_reads_copies_too() -> None:
     other = source.training_batch(torch.arange(9), epoch=1, resolution=22)[0]
     assert images.shape == (9, 3, 22, 22)
     assert torch.equal(images, other)
+
+
+def test_weights_of_many_sizes_are_not_all_kept() -> None:
+    for width in range(2, 400):
+        area_mean(torch.zeros(1, 2, width, 3, dtype=torch.uint8), 1, 1)
+    assert module._weights.cache_info().currsize <= 256

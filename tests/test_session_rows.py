@@ -23,7 +23,7 @@ from batchwright.training.evaluate.recalibration import recalibrated
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from samples import make_data, make_job, make_plan
-from test_session import summary_in, weights_of
+from test_session import summary_in, top1, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,10 +117,6 @@ def train(plan, folder=None, *, network=None, until=None, held_out=True, **optio
             if held_out:
                 scores.append(session.evaluate(pipeline(), top1)["top1"])
     return {"network": network, "seen": seen, "scores": scores, "weights": weights_of(network)}
-
-
-def top1(outputs, labels):
-    return outputs.argmax(dim=1) == labels
 
 
 @pytest.fixture(scope="module")

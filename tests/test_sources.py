@@ -1,7 +1,6 @@
 import subprocess
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,10 @@ from batchwright.records import Job
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.sources import ImageData, open_data
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def parts(data: ImageData) -> tuple[ImageStore, ImageStore]:
+def stores(data: ImageData) -> tuple[ImageStore, ImageStore]:
     assert isinstance(data.train, ImageStore)
     assert isinstance(data.val, ImageStore)
     return data.train, data.val
@@ -28,7 +24,7 @@ def parts(data: ImageData) -> tuple[ImageStore, ImageStore]:
 
 def test_digits_are_split_by_class_and_the_same_for_every_seed() -> None:
     data = open_data(Job(data="digits", seed=0))
-    train, val = parts(data)
+    train, val = stores(data)
     assert (len(train), len(val)) == (1437, 360)
     assert torch.bincount(val.labels).tolist() == [36] * 10
     assert data.facts.classes == tuple("0123456789")
@@ -45,7 +41,7 @@ def test_the_digest_of_digits_never_changes() -> None:
 def test_digits_are_all_the_images_of_scikit_learn_at_full_range() -> None:
     from sklearn.datasets import load_digits
 
-    train, val = parts(open_data(Job(data="digits")))
+    train, val = stores(open_data(Job(data="digits")))
     assert train.images is not None
     assert val.images is not None
     ours = torch.cat([train.images, val.images])

@@ -22,9 +22,8 @@ FACTS = make_data(train_samples=3, val_samples=1, classes=("a", "b"), side=4)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def cache(own_cache: Path) -> Path:
+    return own_cache
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

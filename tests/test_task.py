@@ -47,6 +47,17 @@ def no_module(num_classes):
 
 def lazy(num_classes):
     return nn.LazyLinear(num_classes)
+
+def weightless(num_classes):
+    return nn.Flatten()
+
+class Film(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.frames, self.picture = nn.Conv3d(1, 2, 3), nn.Conv2d(3, num_classes, 3)
+
+    def forward(self, images):
+        return self.picture(images).mean((2, 3)) + self.frames(images[:, None]).mean()
 """
 
 
@@ -102,6 +113,14 @@ def test_a_network_is_channels_last():
     assert all(k.is_contiguous(memory_format=torch.channels_last) for k in kernels)
 
 
+@pytest.mark.usefixtures("user_module")
+def test_kernels_of_three_dimensions_keep_their_layout():
+    network = build("mine:Film")
+    assert network.frames.weight.is_contiguous()
+    assert network.picture.weight.is_contiguous(memory_format=torch.channels_last)
+    assert task.network_facts("mine:Film", network, 8).least_side == 4
+
+
 def test_an_unknown_network_gets_a_suggestion():
     with pytest.raises(JobError, match=r"^network=resnet81: unknown; did you mean resnet8"):
         build("resnet81")
@@ -137,6 +156,7 @@ def test_an_import_string_is_called_with_the_number_of_classes():
         ("mine:fails", r"cannot be built \(RuntimeError: no such\)"),
         ("mine:lazy", "give every layer its sizes"),
         ("mine:no_module", "gave a int, not a torch.nn.Module"),
+        ("mine:weightless", "^network=mine:weightless: has no weights to train$"),
     ],
 )
 def test_an_import_string_that_fails_says_why_in_one_line(name, message):

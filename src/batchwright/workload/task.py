@@ -142,9 +142,14 @@ def build_network(
             f"network={name}: has lazy layers, whose weights have no size yet; "
             "give every layer its sizes"
         )
+    if next(network.parameters(), None) is None:
+        raise JobError(f"network={name}: has no weights to train")
     if name not in NETWORKS.own:
         network.register_forward_hook(_logits_only)
-    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.ndim == 4:  # `Module.to` would fail at kernels of three dimensions
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
+    return network
 
 
 def logits_in(outputs: Any) -> Tensor:

@@ -105,9 +105,10 @@ def decode_square(
         UnreadableImageError: As `decode` raises.
     """
     with _readable(io.BytesIO(data)) as image:
-        shorter = min(image.size)
-        share = top_resolution / min(stored_size(*image.size, top_resolution))
-        reduction = resolution / (share * shorter)
+        stored = stored_size(*image.size, top_resolution)
+        _refuse_large(*stored)  # so that an image is unreadable wherever images are kept
+        share = top_resolution / min(stored)
+        reduction = resolution / (share * min(image.size))
         image.draft(None, (ceil(image.width * reduction), ceil(image.height * reduction)))
         upright = _upright(image)
         edge = min(max(1, round(share * min(upright.size))), *upright.size)

@@ -7,6 +7,7 @@ the device.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -176,7 +177,7 @@ class FilePipeline:
             num_workers=loaders,
             prefetch_factor=ahead if loaders else None,
             collate_fn=metered.collate,
-            worker_init_fn=ignore_stop_signals,
+            worker_init_fn=_begin_loading,
             pin_memory=device.type == "cuda",
             persistent_workers=loaders > 0,
             generator=torch.Generator(),  # else each epoch would draw from the global generator
@@ -286,6 +287,12 @@ def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:
         places.append(where)
     back = copy_to_device(torch.cat(places).argsort(), flat.device)
     return torch.cat([one.float() if flat.is_cuda else one for one in done])[back]
+
+
+def _begin_loading(worker: int) -> None:
+    """Have a loader process ignore stop signals, and keep warnings out of the progress display."""
+    ignore_stop_signals(worker)
+    warnings.simplefilter("ignore")  # Pillow warns of odd metadata
 
 
 _Item = tuple[Tensor, int] | DataError

@@ -93,7 +93,7 @@ def _listed(path: Path, job: Job) -> Listing:
         split = f"{job.val:g} {DRAWN}"
     read = FolderFiles(folder.root)
     return Listing(
-        folder.root, classes, parts, split, read, outside=folder.outside, unlabelled=unlabelled
+        folder.root, classes, parts, split, read, outside=len(folder.outside), unlabelled=unlabelled
     )
 
 
@@ -102,12 +102,15 @@ class _Folder:
 
     Attributes:
         root: The folder.
-        outside: Number of links so far that lead out of it.
+        outside: Links so far that lead out of it.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.outside = 0
+        self.outside: set[Path] = set()
+        # Of names that differ in capitals alone, the one in lower case comes last and is taken.
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+        self._by_lower = {name.lower(): name for name in folders}
 
     def parts(self) -> tuple[str, str]:
         """Names of the folders of training and of held-out images; empty: there is none.
@@ -115,9 +118,7 @@ class _Folder:
         Capitals do not matter. As a class may have such a name as well, folders other than
         ``train``, ``val`` and ``test`` count as parts only if both parts are there.
         """
-        # Of names that differ in capitals alone, the one in lower case comes last and is taken.
-        folders = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
-        names = {name.lower(): name for name in folders}
+        names = self._by_lower
         held_out = names.get(held_out_name(names) or "", "")
         train = next((names[name] for name in _TRAIN if name in names), "")
         if not held_out and train != "train":
@@ -148,10 +149,8 @@ class _Folder:
 
     def unlabelled(self) -> str:
         """The folder of test images without class folders, as competitions publish; empty: none."""
-        names = {entry.name.lower(): entry.name for entry in os.scandir(self.root)}
-        tests = [names[name] for name in TEST_NAMES if name in names]
-        folders = (one for one in tests if (self.root / one).is_dir())
-        return next((one for one in folders if not self._folders(one)), "")
+        tests = [self._by_lower[name] for name in TEST_NAMES if name in self._by_lower]
+        return next((one for one in tests if not self._folders(one)), "")
 
     def _folders(self, part: str) -> list[str]:
         return sorted(
@@ -183,9 +182,11 @@ class _Folder:
                 name = entry.path[prefix:]
                 found.append(ImageFile(name, label, state.st_size, state.st_mtime_ns))
             if len(found) == before:
+                links = " (links that lead out of the data folder are not followed)"
                 raise DataError(
-                    f"class folder {folder} holds no image{self._hint()}: put images of the class "
-                    f"into it ({', '.join(sorted(SUFFIXES))}), or remove the folder"
+                    f"class folder {folder} holds no image{links if self.outside else ''}: put "
+                    f"images of the class into it ({', '.join(sorted(SUFFIXES))}), or remove the "
+                    "folder"
                 )
         return sorted(found, key=lambda file: file.name)
 
@@ -205,11 +206,9 @@ class _Folder:
 
     def _is_inside(self, path: Path) -> bool:
         inside = path.resolve().is_relative_to(self.root)
-        self.outside += not inside
+        if not inside:
+            self.outside.add(path)
         return inside
-
-    def _hint(self) -> str:
-        return " (links that lead out of the data folder are not followed)" * bool(self.outside)
 
 
 def recipe(listing: Listing, top_resolution: int, unreadable: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ def area_mean(images: Tensor, height: int, width: int) -> Tensor:
     return across.add_(0.5).to(torch.uint8).contiguous()
 
 
-@cache
+@lru_cache(256)  # images may have any number of sizes
 def _weights(old: int, new: int) -> Tensor:
     """Weight of each of ``old`` pixels in each of ``new`` means, float32 (new, old)."""
     edges = torch.arange(new + 1, dtype=torch.float64) * old / new

@@ -94,13 +94,16 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     """
     kind, colon, place = job.data.partition(":")
     source = source_of(job.data)
-    misplaced = bool(colon) and not source.takes_path
+    if source is FUNCTION:
+        unknown = not _IMPORT_STRING.fullmatch(job.data)
+    else:
+        unknown = bool(colon) and not source.takes_path
     if job.data == OWN_STEP:
         raise DataError(
             "data=step stands for a step of your own, which only your program has: follow the plan "
             "there, with bw.Sampler, bw.Session or one of docs/trainers.md"
         )
-    if not _IMPORT_STRING.fullmatch(job.data) if source is FUNCTION else misplaced:
+    if unknown:
         near = get_close_matches(kind, DATA, n=1, cutoff=0.5)
         if near:
             raise DataError(f"data={job.data} is unknown; did you mean {DATA[near[0]].form}?")

@@ -31,7 +31,8 @@ def recompute(network: nn.Module, *, on: bool = True) -> None:
     """Switch the recomputation of ``network``'s blocks in training on or off.
 
     Names, weights and buffers do not change, nor do evaluation and passes without gradients. To
-    switch it on twice has no further effect.
+    switch it on twice has no further effect. A block with a forward pass of its own, in place of
+    its class's, stays as it is.
 
     Raises:
         JobError: The network has no blocks.
@@ -43,9 +44,11 @@ def recompute(network: nn.Module, *, on: bool = True) -> None:
             "such as an nn.Sequential of several; give activation_checkpointing=off"
         )
     for block in blocks:
-        if on:
+        placed = vars(block).get("forward")
+        function = getattr(placed, "__func__", placed)
+        if on and function in (None, type(block).forward):  # a pickle has placed the latter
             block.forward = MethodType(forward, block)
-        elif getattr(block.__dict__.get("forward"), "__func__", None) is forward:
+        elif not on and function is forward:
             del block.forward
 
 

@@ -49,11 +49,15 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
     folder = Path(place).expanduser()
     if folder.is_dir():
         identity: dict[str, object] = {"data": "hf", "files": file_states(folder)}
-        return open_listed(lambda: _list(_load(job, place), job), identity, job, progress, verify)
+
+        def listed() -> Listing:
+            return _list(_load(job, place), job, [folder])
+
+        return open_listed(listed, identity, job, progress, verify)
     splits = _load(job, place)
     prints = {name: split._fingerprint for name, split in splits.items()}
     identity = {"data": job.data, "fingerprints": prints}
-    return open_listed(lambda: _list(splits, job), identity, job, progress, verify)
+    return open_listed(lambda: _list(splits, job, []), identity, job, progress, verify)
 
 
 def _load(job: Job, place: str) -> Mapping[str, Any]:
@@ -134,7 +138,8 @@ class Rows:
         return held
 
 
-def _list(splits: Mapping[str, Any], job: Job) -> Listing:
+def _list(splits: Mapping[str, Any], job: Job, folders: list[Path]) -> Listing:
+    """The images; rows may name files below ``folders`` and below the library's caches."""
     where, args = f"data={job.data}", job.data_args
     names = {str(name): split for name, split in splits.items()}
     train = _split(where, names, args.get("train"), "train", "train")
@@ -172,11 +177,9 @@ def _list(splits: Mapping[str, Any], job: Job) -> Listing:
         if _kind(held.features[image]) == "Image":
             held = held.cast_column(image, library.Image(decode=False))
         rows[part] = held
-    folder = Path(job.data.partition(":")[2]).expanduser()
-    config = library.config
-    below = [folder] if folder.is_dir() else []
-    below += [Path(one) for one in (config.HF_DATASETS_CACHE, config.HF_CACHE_HOME)]
-    read = Rows(rows, image, tuple(path.resolve() for path in below))
+    caches = library.config.HF_DATASETS_CACHE, library.config.HF_CACHE_HOME
+    below = tuple(path.resolve() for path in (*folders, *map(Path, caches)))
+    read = Rows(rows, image, below)
     return Listing(Path(where), classes, parts, split, read, kind="hf")
 
 

@@ -38,7 +38,7 @@ def open_lmdb(job: Job, place: str, progress: Progress | None, verify: bool) -> 
         DataError: There is no database, it is damaged, or a value is neither.
         JobError: The library is missing.
     """
-    folder = Path(place).expanduser()
+    folder = Path(place).expanduser().absolute()
     found: dict[str, Path] = {}  # by part
     if (folder / _FILE).is_file():
         found["train"] = folder

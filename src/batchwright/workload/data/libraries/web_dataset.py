@@ -115,10 +115,10 @@ def _expanded(pattern: str) -> Iterator[str]:
 
 
 def _shards(pattern: str) -> list[Path]:
-    """The tar files that a pattern or a folder names, in order."""
+    """Absolute paths of the tar files that a pattern or a folder names, in order."""
     folder = Path(pattern).expanduser()
     if folder.is_dir():
-        found = sorted(folder.rglob("*.tar"))
+        found = sorted(folder.absolute().rglob("*.tar"))
         if not found:
             raise DataError(f"{folder} holds no .tar file")
         return found
@@ -130,7 +130,7 @@ def _shards(pattern: str) -> list[Path]:
         missing = [one for one in here if not one.is_file()]
         if missing or not here:
             raise DataError(f"there is no file {missing[0] if missing else name}")
-        found += here
+        found += [one.absolute() for one in here]
     return found
 
 
@@ -184,7 +184,7 @@ def _used(shards: list[Path], more: list[Path]) -> dict[str, list[Path]]:
     root = _root(every)
     by_part: dict[str, list[Path]] = {}
     for path in every:
-        words = re.findall(r"[a-z]+", str(path.absolute().relative_to(root)).lower())
+        words = re.findall(r"[a-z]+", str(path.relative_to(root)).lower())
         part = "data_args.val" if path in more else (held_out_name(words) if not more else None)
         by_part.setdefault(part or "train", []).append(path)
     if "train" not in by_part:
@@ -195,7 +195,7 @@ def _used(shards: list[Path], more: list[Path]) -> dict[str, list[Path]]:
 
 def _root(paths: Iterable[Path]) -> Path:
     """The innermost folder that contains all ``paths``."""
-    return Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    return Path(os.path.commonpath([path.parent for path in paths]))
 
 
 def _list(used: Mapping[str, list[Path]], job: Job) -> Listing:
@@ -206,7 +206,7 @@ def _list(used: Mapping[str, list[Path]], job: Job) -> Listing:
     by_part: dict[str, list[str]] = {part: [] for part in used}
     for part, paths in used.items():
         for path in paths:
-            for name, place, label in _samples(path.absolute(), root, job):
+            for name, place, label in _samples(path, root, job):
                 if name in places:
                     raise DataError(
                         f"{root / name} is there twice: give each sample a name of its own"
