@@ -626,6 +626,8 @@ def test_an_override_is_not_blamed_on_the_file(tmp_path):
         ("just words", "holds no job keys"),
         ("3: 4", "holds no job keys"),
         ("goal: {1: 2}", "unknown job key 'goal.1'"),
+        ("seed: 1\nresolutions: &a [*a]", "line 2 is not YAML: a value contains itself"),
+        ("goal: &a {memory: {b: *a}}", "line 1 is not YAML: a value contains itself"),
         ("goal: {true: {null: 2}}", "unknown job key 'goal.True.None'"),
     ],
 )

@@ -20,12 +20,21 @@ _NUMBERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with four changes.
+    """PyYAML's safe loader with five changes.
 
     As in YAML 1.2, only ``true`` and ``false`` are booleans, since ``off`` is a value of job keys,
-    numbers have the forms of `_NUMBERS`, and a key that comes twice is refused. The error for a
-    value that looks like a date or a number and is none shows the value and its line.
+    numbers have the forms of `_NUMBERS`, and a key that comes twice is refused. So is a value that
+    contains itself. The error for a value that looks like a date or a number and is none shows the
+    value and its line.
     """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        node = super().compose_node(parent, index)
+        if node is not None and node.end_mark is None:  # a reference to what is still being read
+            raise yaml.composer.ComposerError(
+                None, None, "a value contains itself", node.start_mark
+            )
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
