@@ -50,7 +50,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            made = super().construct_object(node, deep)
+            if isinstance(made, str):
+                made.encode()  # half a surrogate pair, which no file could hold, is a ValueError
+            return made
         except (ValueError, KeyError, AttributeError) as error:
             problem = f"{shorten(node.value)} cannot be read as a value"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
