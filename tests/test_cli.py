@@ -34,6 +34,7 @@ from batchwright.records.run_folder import resuming_command, telling_how_to_resu
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.reading import overall
 from batchwright.storage.locks import LOCK_FILE
+from batchwright.workflows import doctor
 from batchwright.workflows.prepare_job import refuse_unconfirmed_code, with_job
 from batchwright.workload.data.sources import open_data
 from clusters import make_step
@@ -482,6 +483,7 @@ with open("file", "w") as file:
 def test_a_file_may_begin_with_the_mark_that_other_systems_put_there(command, place):
     (place / "profile.json").write_text("\ufeff" + make_profile().model_dump_json(), "utf-8")
     assert command("plan", "profile.json")[0] == 0
+    assert command("plan", "-", stdin=(place / "profile.json").read_text("utf-8"))[0] == 0
 
 
 def test_a_folder_that_is_not_there_any_more_is_nowhere_to_start(command, place):
@@ -962,6 +964,33 @@ def test_doctor_says_what_there_is(command, monkeypatch):
     assert "BATCHWRIGHT_THREADS=many: give the compute threads of a worker" in out
 
 
+def test_the_doctor_names_a_package_that_is_missing():
+    found = doctor._package("no-such-package")
+    assert found == (
+        "no-such-package",
+        "missing",
+        "no-such-package is missing: pip install no-such-package",
+    )
+    assert not doctor._package("numpy").problem
+
+
+def test_the_doctor_takes_several_interfaces_as_gloo_does(monkeypatch):
+    for given, known in (("lo", True), ("lo,lo", True), ("lo,no-such0", False)):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", given)
+        assert ("there is no such interface" in doctor._collectives().problem) is not known
+
+
+def test_a_report_says_once_why_nothing_was_planned_again(command, place, monkeypatch):
+    def refused(_):
+        raise PlanError("no batch is left")
+
+    monkeypatch.setattr("batchwright.workflows.run_training.refit", refused)
+    (place / "run").mkdir()
+    write_record(make_summary(run_folder="run"), place / "run" / "summary.json")
+    code, _, err = command("report", "run")
+    assert (code, err.count("not planned again: no batch is left")) == (0, 1)
+
+
 def test_version_and_help_are_there(command):
     assert command("--version")[:2] == (0, f"{bw.__version__}\n")
     code, out, _ = command("--help")
@@ -1048,7 +1077,7 @@ def test_a_stop_after_the_last_epoch_says_how_to_go_on(place, monkeypatch):
     job = (*BRIEFLY, "epochs=1")
     words, page = {"overrides": job}, place / "run" / "report.html"
     said = "^stopped by signal 15; continue with `batchwright run --resume --out run`$"
-    for where in ("run_training._summarized", "verbs.report"):
+    for where in ("run_training._summarized", "verbs.write_report"):
         with monkeypatch.context() as patch:
             patch.setattr(f"batchwright.workflows.{where}", stop)
             with pytest.raises(bw.Interrupted, match=said):

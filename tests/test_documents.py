@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -39,9 +40,11 @@ from batchwright.records.base import Keys
 from batchwright.records.documents import (
     asked_yaml,
     change_job,
+    flattened,
     job_yaml,
     load_job,
     read_record,
+    text_of,
     write_record,
     write_text,
 )
@@ -253,6 +256,13 @@ def test_a_file_without_keys_is_the_default_job(tmp_path, text):
         ("ags.mode: off", "off"),
         ("probe.kind: no", "no"),
         ("goal: {memory: null}", None),
+        ("slurm.time: 90", "90"),
+        ("slurm.time: 12:30:00", "12:30:00"),
+        ("slurm.account: 0123", "0123"),
+        ("slurm.lines: --nodelist=n1,n2,--exclusive", ("--nodelist=n1,n2", "--exclusive")),
+        ("learning_rate: 1e-3", 0.001),
+        ("epochs: 1e2", 100),
+        ("seed: 010", 10),
     ],
 )
 def test_yaml_may_say_it_in_any_natural_way(tmp_path, text, value):
@@ -442,6 +452,48 @@ def test_yaml_may_take_keys_from_another_part(tmp_path):
     assert (second.kind, second.count, second.price) == ("v100", first.count, first.price)
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        *(("1e-3", 1e-3), ("1E5", 1e5), ("-2.5e+3", -2500.0), (".5", 0.5), ("1_000", 1000)),
+        *(("3", 3), ("0", 0), ("0x1F", 31), (".inf", ".inf"), ("1.", 1.0), ("+7", 7)),
+        *(("12:30", "12:30"), ("1e", "1e"), ("0o17", "0o17"), ("007", "007"), ("e3", "e3")),
+    ],
+)
+def test_arguments_are_numbers_where_json_has_numbers(tmp_path, word, value):
+    if value == ".inf":
+        with pytest.raises(JobError, match="finite number"):
+            load_job(None, [f"network_args.rate={word}"])
+        return
+    for job in (
+        load_job(None, [f"network_args.rate={word}"]),
+        load_job(yaml_file(tmp_path, f"network_args: {{rate: {word}}}")),
+    ):
+        found = job.network_args["rate"]
+        assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("text", ["1e-3", "12:30:00", "010", "off", "null", "3", "1.5e9", "0x1F"])
+def test_texts_that_look_like_something_else_stay_texts(tmp_path, text):
+    job = Job(network_args={"a": text}, probe={"kind": text})
+    assert load_job(yaml_file(tmp_path, job_yaml(job))) == job
+    assert load_job(yaml_file(tmp_path, asked_yaml(job))) == job
+
+
+def test_keys_given_in_python_are_the_same_as_texts():
+    keys = flattened({name: getattr(OTHER_VALUES, name) for name in Job.model_fields})
+    assert load_job(None, [f"{key}={text_of(key, value)}" for key, value in keys]) == OTHER_VALUES
+    keys = flattened({"checkpoint_steps": None, "data_args": {"a": {"b": None}, "c": "1e-3"}})
+    changed = change_job(OTHER_VALUES, overrides=[f"{k}={text_of(k, v)}" for k, v in keys])
+    assert changed.checkpoint_steps is None
+    assert changed.data_args == OTHER_VALUES.data_args | {"a": {"b": None}, "c": "1e-3"}
+
+
+def test_keys_may_be_numpys():
+    job = change_job(Job(), {"resolutions": np.array([24, 32]), "epochs": np.int64(3)})
+    assert (job.resolutions, job.epochs) == ((24, 32), 3)
+
+
 def test_null_unsets_a_key():
     assert change_job(OTHER_VALUES, overrides=["goal.memory=null", "val=~"]).val is None
 
@@ -466,7 +518,7 @@ def test_an_unknown_key_gets_the_nearest_one_suggested(text, near):
     [
         ("mixup", "no key does that: mix batches in a loop of your own"),
         ("rand-augment", "no key does that: change single images in a data set of yours"),
-        ("num_classes", "the data tell their classes"),
+        ("num_classes", "the classes are those of the data"),
         ("patience", "training ends after epochs"),
     ],
 )
@@ -563,6 +615,7 @@ def test_an_override_is_not_blamed_on_the_file(tmp_path):
         ("epochs: !!int abc", "'abc' cannot be read as a value"),
         ("epochs: !!bool abc", "'abc' cannot be read as a value"),
         ("data: !!timestamp abc", "'abc' cannot be read as a value"),
+        ('probe: {kind: "\\ud800"}', "line 1 is not YAML: '\\ud800' cannot be read as a value"),
         ("epochs: " + "[" * 3000, "nested too deeply"),
         (
             "epochs: 3\nseed: 1\nepochs: 4",
@@ -573,11 +626,15 @@ def test_an_override_is_not_blamed_on_the_file(tmp_path):
         ("- epochs", "holds no job keys"),
         ("just words", "holds no job keys"),
         ("3: 4", "holds no job keys"),
+        ("goal: {1: 2}", "unknown job key 'goal.1'"),
+        ("seed: 1\nresolutions: &a [*a]", "line 2 is not YAML: a value contains itself"),
+        ("goal: &a {memory: {b: *a}}", "line 1 is not YAML: a value contains itself"),
+        ("goal: {true: {null: 2}}", "unknown job key 'goal.True.None'"),
     ],
 )
 def test_what_is_no_job_file_is_refused_by_place(tmp_path, text, said):
     path = yaml_file(tmp_path, text)
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(JobError if said.startswith("unknown") else FileError) as caught:
         load_job(path)
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
@@ -698,6 +755,25 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, mon
         write_text("new", path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path):
+    far, link = tmp_path / "far" / "plan.json", tmp_path / "plan.json"
+    far.parent.mkdir()
+    link.symlink_to(far)
+    for text in ("new", "newer"):  # there is no file at first
+        write_text(text, link)
+        assert (link.is_symlink(), far.read_text()) == (True, text)
+    with (tmp_path / "out").open("w") as out:  # as /dev/stdout is, where a shell has redirected it
+        link = tmp_path / "stdout"
+        link.symlink_to(f"/proc/self/fd/{out.fileno()}")
+        write_text("whole", link)
+    assert (link.is_symlink(), (tmp_path / "out").read_text()) == (True, "whole")
+    assert sorted(one.name for one in tmp_path.rglob("*") if one.is_file()) == [
+        "out",
+        "plan.json",
+        "plan.json",
+    ]
 
 
 def test_a_written_file_has_the_usual_permissions(tmp_path):

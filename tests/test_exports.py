@@ -264,6 +264,7 @@ def test_runs_in_folders_of_their_own_have_names_of_their_own() -> None:
         "Kept/a",
         "a_b",
         "a b",
+        "a-",
         "ä",
         *(60 * "x" + c for c in "ab"),
     )

@@ -31,6 +31,7 @@ from samples import (
 
 MODEL = nn.Linear(2, 2)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+LONG = 300 * "x"  # longer than the name of a file may be
 DATASET = TensorDataset(torch.zeros(4, 2), torch.zeros(4))
 
 
@@ -122,6 +123,20 @@ def grid(**values):
         (lambda: bw.max_local_batch_size(make_profile(), limit=0), "limit=0: give 1 or more"),
         (lambda: bw.load(None), "load takes the path of a file or run folder, not None"),
         (lambda: bw.load(make_plan()), "load takes the path .* not a Plan"),
+        (lambda: bw.load(LONG), f"cannot read {LONG}: File name too long"),
+        (lambda: bw.plan(LONG), f"cannot read {LONG}: File name too long"),
+        (lambda: bw.report(LONG), f"cannot read {LONG}: File name too long"),
+        (lambda: bw.schedule(LONG), f"cannot read {LONG}: File name too long"),
+        (lambda: bw.metrics(LONG), f"{LONG} holds no metrics.jsonl"),
+        (lambda: bw.deliver("run", LONG), "there is no checkpoint run/checkpoints/last.pt"),
+        *(
+            (lambda resumed=resumed: resumed(LONG), f"there is no folder {LONG}, so no run to re")
+            for resumed in (
+                lambda out: bw.run(run_folder=out, resume=True),
+                lambda out: bw.train("plan.json", run_folder=out, resume=True),
+                lambda out: bw.sweep(out=out, resume=True),
+            )
+        ),
         (lambda: make_plan().save(None), "save takes the path of a file, not None"),
         (lambda: bw.muon(MODEL.parameters(), lr=0.1), "takes the model itself, .* generator"),
         (lambda: session(model=None), r"model of Session is None: write bw\.Session\(model"),

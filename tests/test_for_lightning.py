@@ -442,6 +442,17 @@ def test_an_automatic_plan_without_a_number_of_epochs_is_refused_before_the_prob
     assert not module.seen
 
 
+def test_a_fit_after_a_probe_that_has_failed_has_our_loader_again():
+    from lightning_parts import Module, trainer
+
+    callback = bw.ForLightning("auto")
+    module = Module()
+    module.automatic_optimization = False
+    for _ in range(2):
+        with pytest.raises(PlanError, match="optimizes by itself cannot be probed"):
+            trainer(1, callback).fit(module, loader())
+
+
 def test_a_loader_that_drops_its_last_batch_is_taken_over_and_the_trainer_left_as_it_was(capsys):
     from lightning_parts import Module, trainer
 

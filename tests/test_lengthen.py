@@ -149,6 +149,8 @@ def test_a_training_goes_on_until_it_reaches_its_target(tmp_path, capfd) -> None
     assert [one.epoch for one in summary.epochs] == list(range(len(summary.epochs)))
     assert "going on: After 1 epoch held-out accuracy is" in capfd.readouterr().err
     assert (tmp_path / "run" / "plan-1-epochs.json").exists()
+    (first,) = bw.load(tmp_path / "run" / "summary-1-epochs.json").epochs
+    assert first.top1 == summary.epochs[0].top1
     rates = [one.learning_rate for one in summary.epochs]
     assert rates[1] > rates[0]  # the cosine is laid out anew over the longer training
     again = bw.train(run_folder=tmp_path / "run", resume=True)

@@ -8,10 +8,10 @@ import pytest
 
 from batchwright.records import RunSummary, run_folder
 from batchwright.records.documents import write_record
-from batchwright.records.run_folder import new_run_folder
+from batchwright.records.run_folder import load, new_folder, new_run_folder
 from batchwright.workflows import run_training
 from batchwright.workflows.stopwatch import Stopwatch
-from samples import EPOCHS, make_job, make_summary
+from samples import EPOCHS, make_job, make_plan, make_profile, make_summary
 
 
 class Started(Exception):  # noqa: N818 - no error
@@ -58,6 +58,16 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, 
         assert other.name == f"{one.name}-2"
 
 
+def test_a_default_folder_has_a_name_that_fits_a_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    network = f"{'my_models_' * 20}.{'漢' * 40}:net"
+    job = make_job(data=f"imagefolder:/sets/{'ü' * 100}", network=network)
+    with new_folder(None, job, "sweep") as folder:
+        assert folder.is_dir()
+        assert folder.name.startswith("sweep-üü")
+        assert len(folder.name.encode()) < 240
+
+
 def test_a_finished_run_that_is_resumed_starts_nothing(run, capsys):
     assert len(run(EPOCHS).epochs) == EPOCHS
     assert "the run was finished already" in capsys.readouterr().err
@@ -66,6 +76,41 @@ def test_a_finished_run_that_is_resumed_starts_nothing(run, capsys):
 def test_a_run_with_epochs_left_goes_on(run):
     with pytest.raises(Started):
         run(EPOCHS - 1)
+
+
+def test_a_run_that_is_killed_while_it_goes_on_for_more_epochs_has_not_finished(run, tmp_path):
+    """A sweep, or an engine that starts it again, would take it for a finished run."""
+    summary = make_summary()
+    goal = summary.plan.job.goal.model_copy(update={"accuracy": 0.999})
+    job = summary.plan.job.model_copy(update={"goal": goal})
+    plan = summary.plan.model_copy(update={"job": job, "max_epochs": 10 * EPOCHS})
+    write_record(plan, tmp_path / "plan.json")
+    first = summary.model_copy(update={"plan": plan})
+
+    def trains(*_, resume, **__):
+        if resume:
+            raise Started
+        write_record(first, tmp_path / "summary.json")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_training, "_train_once", trains)
+        with pytest.raises(Started):
+            run_training.conduct(tmp_path, plan, Stopwatch(), resume=False)
+    assert not (tmp_path / "summary.json").exists()
+    assert load(tmp_path).epochs > EPOCHS
+    assert load(tmp_path / f"summary-{EPOCHS}-epochs.json").epochs == first.epochs
+
+
+def test_a_run_whose_inputs_were_half_written_can_be_resumed(tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_folder, "write_text", stopped)
+    with pytest.raises(KeyboardInterrupt), new_run_folder(tmp_path / "a", make_job()) as folder:
+        run_folder.write_inputs(folder, make_plan(), make_profile())
+    with run_folder.existing_run(tmp_path / "a", "plan.json") as folder:
+        assert load(folder) == make_plan()
+        assert (folder / "profile.json").exists()
 
 
 def test_a_damaged_summary_does_not_keep_a_run_from_going_on(run, tmp_path):

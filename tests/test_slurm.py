@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import stat
 import sys
@@ -13,11 +14,11 @@ import pytest
 import torch
 
 import batchwright as bw
-from batchwright.errors import BatchwrightError, FileError, JobError, WorkerError
+from batchwright.errors import BatchwrightError, FileError, Interrupted, JobError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan, RunSummary, Sweep
 from batchwright.records.agent_rules import not_allowed
-from batchwright.records.documents import read_record, write_record
+from batchwright.records.documents import change_job, read_record, write_record
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import write_inputs
 from batchwright.workflows.engines import slurm as slurm_engine
@@ -217,6 +218,19 @@ def test_a_plan_is_given_its_workers(programs, tmp_path, again):
         bw.train(None if again else plan, run_folder=folder, resume=again, nodes=3)
 
 
+def test_keys_from_python_reach_the_tasks_as_texts_that_they_read(programs, tmp_path):
+    programs("sbatch", "exit 1")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.yaml").write_text("launch: slurm\nseed: 3\n", encoding="utf-8")
+    keys = {"checkpoint_steps": None, "slurm": {"lines": ["--nodelist=a,b", "--exclusive"]}}
+    with pytest.raises(JobError, match="slurm refuses the job"):
+        bw.run(run_folder=tmp_path / "run", resume=True, **keys, timeout=30, weights="a b")
+    command = re.search("srun --.*", (tmp_path / "run" / "slurm.sh").read_text("utf-8"))[0]
+    words = [word for word in shlex.split(command)[1:] if re.match(r"[a-z_.]+=", word)]
+    wanted = change_job(Job(launch="slurm", seed=3), {**keys, "timeout": 30, "weights": "a b"})
+    assert change_job(Job(launch="slurm", seed=3), overrides=words) == wanted
+
+
 def test_a_job_that_slurm_has_forgotten_is_no_job_to_follow(programs, tmp_path):
     programs("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     programs("sbatch", "echo 8")
@@ -264,6 +278,15 @@ def test_a_controller_that_fails_once_is_asked_again(programs, submitted, capfd)
     said = capfd.readouterr().err
     assert "slurm job 7 is still there" in said
     assert said.count("slurm job 7: Slurm does not answer, it is asked again; the job goes on") == 1
+
+
+def test_a_folder_with_a_name_in_another_encoding_does_not_end_the_wait(programs, submitted):
+    ended = facts("CANCELLED").replace(
+        "NodeList=n[1-2]'", "NodeList=n[1-2]'; printf 'WorkDir=/\\377'"
+    )
+    programs("scontrol", answers(facts("RUNNING"), ended))
+    with pytest.raises(Interrupted, match="slurm job 7 was cancelled"):
+        bw.run(run_folder=submitted, resume=True)
 
 
 def test_a_silent_controller_has_no_second_job_submitted(programs, submitted, monkeypatch):

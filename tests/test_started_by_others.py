@@ -36,10 +36,19 @@ from batchwright.distributed.joining.environments import (
 )
 from batchwright.distributed.joining.gathering import MEETING_SECONDS, Gathering
 from batchwright.distributed.processes import ENGINE_PARENT, LAUNCH, PARENT_PID
-from batchwright.errors import BatchwrightError, JobError, LostWorkerError, PlanError
+from batchwright.errors import (
+    BatchwrightError,
+    DeadlineReached,
+    Interrupted,
+    JobError,
+    LostWorkerError,
+    PlanError,
+    WorkerError,
+)
 from batchwright.probing import together
 from batchwright.records import Job, KindCount, Plan, Profile, RunSummary, Sweep
 from batchwright.records.documents import read_record, write_record
+from batchwright.workflows import together as verbs_together
 from batchwright.workflows.sweep.sharing import own_machine, part_of
 from batchwright.workflows.sweep.slots import Machine
 from batchwright.workflows.together import (
@@ -1183,6 +1192,18 @@ if __name__ == "__main__":
     assert summary.plan.workers == 2
     print(len(summary.epochs))
 """
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(DeadlineReached("late"), Interrupted(15, "stopped")),
+        *(BatchwrightError("wrong"), WorkerError("lost")),
+    ],
+)
+def test_a_script_gets_the_same_kind_of_error_in_every_process(error):
+    other = verbs_together._error_of(gathering.Ended(error.exit_code, str(error)))
+    assert (type(other), other.exit_code, str(other)) == (type(error), error.exit_code, str(error))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,8 @@ from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import FileError, Interrupted, JobError, LostWorkerError, PlanError
 from batchwright.probing.commands import Compared
-from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
-from batchwright.records.documents import read_record, write_record
+from batchwright.records import Job, Plan, Profile, Ray, RunSummary, Slurm, Sweep
+from batchwright.records.documents import change_job, read_record, write_record
 from batchwright.records.lines.line_files import line_text
 from batchwright.records.lines.run_lines import note
 from batchwright.records.run_folder import CHECKPOINTED, read_summaries, telling_how_to_resume
@@ -342,6 +343,15 @@ def test_the_command_names_code_and_what_changed_since_the_plan(tmp_path):
     words = words_of(tmp_path, cell, plan, resumes=True)
     assert words[:2] == ["train", "--resume"]
     assert words[-2:] == ["timeout=99", "network=mine:net"]
+    slurm, ray = Slurm(partition="a", lines=("--nodelist=n1,n2", "--exclusive")), Ray(min_workers=1)
+    later = {"slurm": slurm, "ray": ray, "checkpoint_steps": None, "data_args": {"a": 1e-05}}
+    later = replace(cell, job=cell.job.model_copy(update=later))
+    early = plan.job.model_copy(update={"checkpoint_steps": 5, "checkpoint_seconds": 300.0})
+    words = words_of(tmp_path, later, plan.model_copy(update={"job": early}), resumes=True)
+    assert not [word for word in words if word.startswith("checkpoint_seconds")]  # as planned
+    assert change_job(early, overrides=words[4:]) == later.job.model_copy(
+        update={"checkpoint_seconds": 300.0, "launch": "in-process"}
+    )
     fresh = words_of(tmp_path, cell, plan, resumes=False)
     assert fresh[1] == str(tmp_path / "plans" / f"{cell.name}.json")
 

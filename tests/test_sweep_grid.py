@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.errors import JobError
+from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job
 from batchwright.workflows.sweep.grid import cells_of, read_grid, seeds_of, widened, words_of_grid
 
@@ -45,6 +45,7 @@ def test_values_may_be_numpys():
         ({"ags": [{"mode": "gain"}]}, "unknown job key 'ags'"),
         ({"scaling": "sqrt,linear,sqrt"}, "the grid repeats scaling=sqrt"),
         ({"learning_rate": "0.1,1e-1"}, "the grid repeats learning_rate=0.1"),
+        ({"learning_rate": [0.1, 0.1 + 1e-15]}, "the grid repeats learning_rate=0.1"),
         ({"learning_rate": ""}, "the grid has no values for learning_rate"),
         ({"learning_rate": []}, "the grid has no values for learning_rate"),
         ({"learning_rate": "0.1,-1"}, "job key learning_rate = '-1'"),
@@ -56,6 +57,7 @@ def test_values_may_be_numpys():
         ({"resolutions": "[2024-13-45]"}, "is no YAML list"),
         ({"seed": "0,1"}, "seed cannot vary in a sweep: say how many seeds with --seeds"),
         ({"data": "digits"}, "data cannot vary in a sweep: accuracy is compared on the same"),
+        ({"data_args": [{"split": "a"}]}, "data_args cannot vary in a sweep: accuracy is"),
         ({"port": "1,2"}, "port cannot vary"),
     ],
 )
@@ -87,9 +89,15 @@ def test_seeds_follow_the_jobs_own_unless_they_are_named():
     for seeds, said in (
         *((0, "needs one or more"), ([1, 1], "repeat one"), ([-1], "job key seed")),
         (10**12, "seeds=1,000,000,000,000: a sweep has 100,000 runs at most"),
+        ([1, "1"], "seeds=1,1 repeat one"),
+        ([1.5], "job key seed = 1.5"),
     ):
         with pytest.raises(JobError, match=said):
             seeds_of(Job(), seeds)
+    with pytest.raises(ArgumentError, match=r"takes how many, .* not the bool True"):
+        seeds_of(Job(), True)
+    for seeds in (["2", 0.0], np.array([2, 0]), (np.int64(2), 0)):
+        assert [(seed, type(seed)) for seed in seeds_of(Job(), seeds)] == [(2, int), (0, int)]
 
 
 def test_a_grid_has_as_many_runs_as_anybody_could_wait_for():
@@ -112,10 +120,26 @@ def test_a_cell_has_the_same_name_in_a_wider_grid():
     keys = read_grid(JOB, {"scaling": "none", "epochs": "2"})
     wider = widened(keys, read_grid(JOB, {"epochs": "2,3"}))
     assert [one.values for one in wider] == [("none",), (2, 3)]
+    rates = read_grid(JOB, {"learning_rate": [0.1]})
+    assert widened(rates, read_grid(JOB, {"learning_rate": [0.1 + 1e-15]})) == rates
     few, many = (cells_of(JOB, some, (0,)) for some in (keys, wider))
     assert few[0] == many[0]
     with pytest.raises(JobError, match=r"over scaling, epochs: ags\.mode cannot join"):
         widened(keys, read_grid(JOB, {"ags.mode": "norm"}))
+
+
+@pytest.mark.parametrize("letter", ["ü", "漢", "\N{MATHEMATICAL BOLD ITALIC SMALL A}"])
+def test_a_long_name_fits_its_folder_and_the_file_that_its_plan_is_written_to(letter):
+    networks = [f"a:{60 * letter}{end}" for end in "bc"] + [
+        f"a:{200 * letter}{end}" for end in "bc"
+    ]
+    found = cells_of(JOB, read_grid(JOB, {"network": networks}), (0, 2**62))
+    names = [cell.name for cell in found]
+    assert len(set(names)) == len(names) == 8
+    for name in names:
+        assert len(f".{name}.json.01234567".encode()) <= 255
+    (cell,) = cells_of(JOB, read_grid(JOB, {"network": [f"a:{20 * letter}"]}), (0,))
+    assert cell.name.startswith(f"network=a_{20 * letter},")  # whole, as it has always been
 
 
 odd = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=120)

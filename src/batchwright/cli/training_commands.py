@@ -155,7 +155,7 @@ def report(
         compare(runs, out or Path(), as_json)
         return
     summary = with_refit(read_summary(runs[0]))
-    page = verbs.report(summary, out=out)
+    page = verbs.write_report(summary, out)
     finish(summary, as_json, page=page)
 
 

@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, LiteralString, NamedTuple, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -24,6 +25,7 @@ from batchwright.errors import ArgumentError
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.registries.registry import Named
+from batchwright.records.text.amounts import bytes_of, rate_of, seconds_of
 from batchwright.records.text.problems import described, printable
 from batchwright.storage.files import write_whole
 
@@ -40,6 +42,75 @@ RelativeSpeed = Annotated[float, Field(ge=1e-9, le=1e9)]
 StatedRate = Annotated[float, Field(ge=1, le=1e18)]
 Workers = Annotated[int, Field(ge=1, le=1_000_000)]
 Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+# ---------------------------------------------------------------------- amounts with their unit
+
+
+def _sized(value: object) -> object:
+    """``8GiB`` as bytes; any other value unchanged, for the field to accept or refuse."""
+    size = bytes_of(value) if isinstance(value, str) else None
+    return value if size is None else size
+
+
+def _timed(value: object) -> object:
+    """``2h`` as seconds; any other value unchanged, for the field to accept or refuse."""
+    return _time_in("seconds", 1.0, value)
+
+
+def _in_hours(value: object) -> object:
+    """``2d`` as hours; a number without a unit is in hours already."""
+    return _time_in("hours", 3600.0, value)
+
+
+def _time_in(unit: str, length: float, value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if (seconds := seconds_of(value)) is not None:
+        return seconds / length if _has_unit(value) else seconds
+    message = "input should be a number of {unit}, or a time such as 90s, 10min or 2h"
+    return _plain_number(value, message, unit=unit)
+
+
+def _rated(value: object) -> object:
+    """``10Gbit/s`` as bytes per second; other values as `_plain_number` checks them."""
+    if not isinstance(value, str):
+        return value
+    if (rate := rate_of(value)) is not None:
+        return rate
+    message = "input should be a number of bytes per second, or a rate such as 1.25GB/s or 10Gbit/s"
+    return _plain_number(value, message)
+
+
+def _plain_number(value: str, message: LiteralString, **words: str) -> str:
+    """The text itself if it is a number; else an error with ``message``, filled with ``words``."""
+    try:
+        float(value)
+    except ValueError:
+        raise PydanticCustomError("amount", message, words) from None
+    return value
+
+
+def _has_unit(words: str) -> bool:
+    return words.strip()[-1:].isalpha()
+
+
+def _share_or_timed(value: object) -> object:
+    """A time as seconds, or a number below 1, which is a share; times below 1 s are refused."""
+    seconds = _timed(value)
+    if isinstance(value, str) and _has_unit(value) and isinstance(seconds, float) and seconds < 1:
+        raise PydanticCustomError("time", "input should be a share, or a time from 1 s on")
+    return seconds
+
+
+Size = Annotated[Count, BeforeValidator(_sized)]
+TIMED = BeforeValidator(_timed)
+PositiveTime = Annotated[Positive, TIMED]
+Time = Annotated[NonNegative, TIMED]
+StatedTime = Annotated[StatedSeconds, TIMED]
+Hours = Annotated[Positive, BeforeValidator(_in_hours)]
+Rate = Annotated[StatedRate, BeforeValidator(_rated)]
+ShareOrTime = Annotated[NonNegative, BeforeValidator(_share_or_timed)]
 
 
 class _Arguments(dict[str, JsonValue]):

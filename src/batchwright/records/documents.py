@@ -19,10 +19,11 @@ from pydantic import BaseModel, ValidationError
 from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
+from batchwright.records.job import as_written
 from batchwright.records.job_sections import names_prices
 from batchwright.records.text.job_keys import job_keys, unknown_key, value_problem
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
-from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
+from batchwright.records.text.yaml_text import parse_yaml, yaml_of, yaml_problem
 from batchwright.storage.files import is_file, is_there, write_whole
 from batchwright.storage.locks import LOCK_FILE
 
@@ -101,10 +102,21 @@ def record_of(
 
 
 def plain(value: Any) -> Any:
-    """The value with NumPy arrays and numbers, also those in lists, turned into Python's own."""
+    """The value with records, NumPy arrays and numbers, also in lists, turned into Python's own."""
     if hasattr(value, "tolist"):
         return value.tolist()
+    if isinstance(value, BaseModel):
+        return value.model_dump()
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def text_of(key: str, value: Any) -> str:
+    """The text by which `load_job` sets a job key to a value that `flattened` has returned."""
+    if section_of(key)[0]:  # any JSON value, such as a list of lists
+        return json.dumps(value)
+    if isinstance(value, list) and not any(isinstance(one, dict) for one in value):
+        return as_written(tuple(value))
+    return json.dumps(value) if value is None or isinstance(value, dict | list) else str(value)
 
 
 def texts_of(overrides: Iterable[str]) -> list[str]:
@@ -217,7 +229,7 @@ def change_job(
         lambda text: JobError(f"{text!r} is no job key: write key=value, such as epochs=3"),
     )
     for key, raw in given.items():
-        text = _as_argument(key, raw) if _section(key)[0] else raw
+        text = _as_argument(key, raw) if section_of(key)[0] else raw
         _put(merged, key, None if raw in ("null", "~") else text, "")
     try:
         return Job.model_validate(merged)
@@ -359,13 +371,13 @@ def write_text(text: str, path: str | Path) -> None:
 
 def job_yaml(job: Job) -> str:
     """All keys of the job with their resolved values as YAML, in the documentation's order."""
-    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml_of(job.model_dump(mode="json"))
 
 
 def asked_yaml(job: Job) -> str:
     """The keys of a job that are not at their defaults, as YAML; empty if there are none."""
     asked = _changed(job.model_dump(mode="json"), Job().model_dump(mode="json"))
-    return yaml.safe_dump(asked, sort_keys=False, allow_unicode=True) if asked else ""
+    return yaml_of(asked) if asked else ""
 
 
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -388,7 +400,9 @@ def _name_of(path: str | Path) -> str:
 
 def _read_text(path: str | Path, hint: str = "") -> str:
     try:
-        return sys.stdin.read() if str(path) == "-" else Path(path).read_text("utf-8-sig")
+        if str(path) == "-":
+            return sys.stdin.read().removeprefix("\ufeff")
+        return Path(path).read_text("utf-8-sig")
     except FileNotFoundError:
         raise FileError(f"there is no file {path}{hint}") from None
     except UnicodeDecodeError:
@@ -454,7 +468,7 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     return items
 
 
-def _section(key: str) -> tuple[str, str]:
+def section_of(key: str) -> tuple[str, str]:
     """A key of `_ARGUMENTS` split at its dot: (key, argument); for other keys two empty texts."""
     section, _, argument = key.replace(".args", "_args", 1).partition(".")
     return (section, argument) if section in _ARGUMENTS else ("", "")
@@ -475,23 +489,19 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
     """(key, value) pairs of nested values, with dots in the keys, such as ``goal.price``."""
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
-        if isinstance(value, BaseModel):  # a section of the job, given as a record
-            value = value.model_dump()
-        if (
-            isinstance(value, Mapping)
-            and prefix + key not in _TABLES
-            and prefix[:-1] not in _ARGUMENTS
-        ):
-            pairs += flattened(value, f"{prefix}{key}.")
+        # A section of the job may be given as a record, and a key in a YAML file may be a number.
+        name, value = f"{prefix}{key}", plain(value)
+        if isinstance(value, Mapping) and name not in _TABLES and prefix[:-1] not in _ARGUMENTS:
+            pairs += flattened(value, f"{name}.")
         else:
-            pairs.append((prefix + key, value))
+            pairs.append((name, value))
     return pairs
 
 
 def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     """Set a key with dots in the nested ``values`` of a job, lists and tables parsed from text."""
     known = job_keys(Job)
-    section, argument = _section(key)
+    section, argument = section_of(key)
     if section:
         before = values[section] if isinstance(values[section], dict) else {}
         whole = {} if value is None else value
@@ -515,7 +525,8 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
             raise JobError(f"job key {key} = {shorten(value)}{place}: too long a text for a list")
         word = value in _WORDS and key != "frozen"
         if isinstance(value, str) and not word:
-            value = [part.strip() for part in value.split(",") if part.strip()]
+            comma = r",(?=\s*--)" if key == "slurm.lines" else ","  # sbatch's options may have one
+            value = [part.strip() for part in re.split(comma, value) if part.strip()]
             value = value[0] if key in _ONE_OR_EACH and len(value) == 1 else value
         value = [value] if isinstance(value, int) and key not in _ONE_OR_EACH else value
     values[last] = value

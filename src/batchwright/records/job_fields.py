@@ -8,6 +8,7 @@ from pydantic import Field
 
 from batchwright.records.base import (
     NO_ARGUMENTS,
+    TIMED,
     Arguments,
     AskedMethod,
     Augmentation,
@@ -17,16 +18,15 @@ from batchwright.records.base import (
     Keys,
     NonNegative,
     Positive,
+    PositiveTime,
     Workers,
 )
 from batchwright.records.job_sections import (
-    TIMED,
     Ags,
     Cycle,
     DualBatch,
     Goal,
     Link,
-    PositiveTime,
     ProbeSettings,
     Ray,
     Server,
@@ -333,7 +333,7 @@ class JobFields(Keys):
 
     @property
     def rate_scaling(self) -> Scaling:
-        """`scaling`, with `auto` as ``sqrt``; where runs tell a better one, `plan` replaced it."""
+        """`scaling`, with `auto` as ``sqrt``; where runs show a better one, `plan` replaced it."""
         return "sqrt" if self.scaling == "auto" else self.scaling
 
     @property

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, LiteralString
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from batchwright.records.base import (
     Count,
@@ -22,78 +20,17 @@ from batchwright.records.base import (
     Keys,
     NonNegative,
     Positive,
+    PositiveTime,
     Price,
+    Rate,
     RelativeSpeed,
-    StatedRate,
-    StatedSeconds,
+    ShareOrTime,
+    Size,
+    StatedTime,
+    Time,
 )
-from batchwright.records.text.amounts import bytes_of, rate_of, seconds_of
 from batchwright.records.text.problems import shorten
 
-
-def _sized(value: object) -> object:
-    """``8GiB`` as bytes; any other value unchanged, for the field to accept or refuse."""
-    size = bytes_of(value) if isinstance(value, str) else None
-    return value if size is None else size
-
-
-def _timed(value: object) -> object:
-    """``2h`` as seconds; any other value unchanged, for the field to accept or refuse."""
-    return _time_in("seconds", 1.0, value)
-
-
-def _in_hours(value: object) -> object:
-    """``2d`` as hours; a number without a unit is in hours already."""
-    return _time_in("hours", 3600.0, value)
-
-
-def _time_in(unit: str, length: float, value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    if (seconds := seconds_of(value)) is not None:
-        return seconds / length if _has_unit(value) else seconds
-    message = "input should be a number of {unit}, or a time such as 90s, 10min or 2h"
-    return _plain_number(value, message, unit=unit)
-
-
-def _rated(value: object) -> object:
-    """``10Gbit/s`` as bytes per second; other values as `_plain_number` checks them."""
-    if not isinstance(value, str):
-        return value
-    if (rate := rate_of(value)) is not None:
-        return rate
-    message = "input should be a number of bytes per second, or a rate such as 1.25GB/s or 10Gbit/s"
-    return _plain_number(value, message)
-
-
-def _plain_number(value: str, message: LiteralString, **words: str) -> str:
-    """The text itself if it is a number; else an error with ``message``, filled with ``words``."""
-    try:
-        float(value)
-    except ValueError:
-        raise PydanticCustomError("amount", message, words) from None
-    return value
-
-
-def _has_unit(words: str) -> bool:
-    return words.strip()[-1:].isalpha()
-
-
-def _share_or_timed(value: object) -> object:
-    """A time as seconds, or a number below 1, which is a share; times below 1 s are refused."""
-    seconds = _timed(value)
-    if isinstance(value, str) and _has_unit(value) and isinstance(seconds, float) and seconds < 1:
-        raise PydanticCustomError("time", "input should be a share, or a time from 1 s on")
-    return seconds
-
-
-Size = Annotated[Count, BeforeValidator(_sized)]
-TIMED = BeforeValidator(_timed)
-PositiveTime = Annotated[Positive, TIMED]
-Time = Annotated[NonNegative, TIMED]
-StatedTime = Annotated[StatedSeconds, TIMED]
-Hours = Annotated[Positive, BeforeValidator(_in_hours)]
-Rate = Annotated[StatedRate, BeforeValidator(_rated)]
 LocalBatch = Annotated[int, Field(ge=1, le=10**7)]
 AgsMode = Literal["off", "norm", "gain"]
 
@@ -109,7 +46,7 @@ class ProbeSettings(Keys):
     budget: Literal["auto"] | PositiveTime = Field(
         "auto",
         description="Most time to spend on measuring, in seconds. `auto`: a tenth of the "
-        "expected training time, as the first steps or, to a `goal.accuracy`, trials tell it, "
+        "training time that the first steps or, to a `goal.accuracy`, trials lead to expect, "
         f"but {MIN_BUDGET:g} s at least and {MAX_BUDGET:g} s at most.",
     )
     error: float = Field(
@@ -124,7 +61,7 @@ class ProbeSettings(Keys):
         description="Most timed steps at one visit to a measured point; more where that is too "
         "few for each loader process to load a batch.",
     )
-    learning: Annotated[NonNegative, BeforeValidator(_share_or_timed)] = Field(
+    learning: ShareOrTime = Field(
         0.1,
         description="Time for trials, short trainings that show how the network learns, with "
         "which optimizer and, where `learning_rate` is open, at which rate. Below 1: a share "
@@ -135,7 +72,7 @@ class ProbeSettings(Keys):
         "",
         description="Name of this kind of worker, by which `goal.kinds` refers to it, for all "
         "that measure together without a name of their own (`BATCHWRIGHT_KIND`). Unset: the "
-        "device's name, and hosts that differ are told apart.",
+        "device's name, and hosts that differ get names of their own.",
     )
 
     @property
@@ -280,7 +217,7 @@ class Ags(Keys):
 
     @property
     def factors(self) -> AgsMode:
-        """`mode`, with `auto` as ``off``; where runs tell a better one, `plan` has replaced it."""
+        """`mode`, with `auto` as ``off``; where runs show a better one, `plan` replaced it."""
         return "off" if self.mode == "auto" else self.mode
 
 
@@ -428,9 +365,13 @@ SLURM_TIME_HINT = (
 
 
 def _written(key: str, hint: str) -> WrapValidator:
-    """A validator whose error says how the key is written, in place of pydantic's raw pattern."""
+    """A validator of a text whose error says how the key is written, not the raw pattern.
+
+    A whole number is the text that a YAML file has without quotes, such as ``time: 90``.
+    """
 
     def check(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        value = str(value) if type(value) is int else value
         try:
             return handler(value)
         except ValidationError:
@@ -512,7 +453,7 @@ class Goal(Keys):
     objective: Literal["auto", "knee", "time", "cost", "accuracy", "target-accuracy"] = Field(
         "auto",
         description="`auto`: the least time among the candidates as accurate as the best, "
-        "within `goal.accuracy_tolerance`. Where nothing tells accuracy it is `knee`, or a "
+        "within `goal.accuracy_tolerance`. Where accuracy is unknown it is `knee`, or a "
         "smaller batch where gradient noise says that larger ones save less time than they "
         "cost progress; with `goal.accuracy` it is `target-accuracy`. `knee`: the smallest "
         "global batch, and the fewest workers, beyond which more pay little; `time`: the least "
@@ -560,7 +501,7 @@ class Goal(Keys):
         description="Probability with which the epochs that `target-accuracy` chooses reach "
         "`goal.accuracy`. Where no number of epochs is that sure, as many are trained as "
         "`epochs`, `goal.deadline` and `goal.max_cost` allow. A chance below a tenth is "
-        "refused, unless only other tasks' trainings tell it.",
+        "refused, unless it comes from other tasks' trainings alone.",
     )
     least: Literal["time", "cost"] = Field("time", description="What `target-accuracy` minimizes.")
     accuracy_tolerance: float = Field(

@@ -41,7 +41,14 @@ from batchwright.records.documents import (
 )
 from batchwright.records.text.formatting import counted, data_name
 from batchwright.records.text.problems import described, to_stderr
-from batchwright.storage.files import make_folder, refusal
+from batchwright.storage.files import (
+    beginning,
+    is_file,
+    is_folder,
+    is_there,
+    make_folder,
+    refusal,
+)
 from batchwright.storage.locks import LOCK_FILE, writing
 
 LAUNCH_FILE = "launch.json"
@@ -56,6 +63,7 @@ LAST, PREVIOUS = "last", "previous"
 GOES_ON_BY_ITSELF = "continue the run as it was begun (Session(resume=True))"
 """Hint for the folder of a session, which only its own script can continue."""
 
+_LONGEST_WORDS = 200  # bytes of a folder's default name before the time
 _SHORTEST_DEADLINE = 60.0  # seconds, the least that a message suggests
 
 _WHOLE = ("sweep.json", "summary.json", "plan.json")  # files of a folder, the fullest record first
@@ -87,8 +95,9 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[
     """
     if wanted is None:
         data, network = data_name(job.data), job.network.replace(":", ".").replace("/", ".")
+        what = beginning("-".join(filter(None, (kind, data, network))), _LONGEST_WORDS)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = _unique_folder(Path("runs"), "-".join(filter(None, (kind, data, network, stamp))))
+        folder = _unique_folder(Path("runs"), f"{what}-{stamp}")
     else:
         folder = Path(wanted)
     _refuse_filled(folder)
@@ -113,11 +122,11 @@ def _unique_folder(place: Path, name: str) -> Path:
 
 
 def _refuse_filled(folder: Path) -> None:
-    if not folder.exists():
+    if not is_there(folder):
         return
     known = {LOCK_FILE, LAUNCH_FILE}
-    if not folder.is_dir() or any(path.name not in known for path in folder.iterdir()):
-        run = any((folder / name).exists() for name in ("job.yaml", *_WHOLE))
+    if not is_folder(folder) or any(path.name not in known for path in folder.iterdir()):
+        run = any(is_there(folder / name) for name in ("job.yaml", *_WHOLE))
         how = ", or continue its run with --resume" if run else ""
         raise FileError(f"{folder} exists and is not empty: choose another --out{how}")
 
@@ -139,14 +148,14 @@ def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
     folder = Path(wanted)
     if "plan.json" in needed:
         _refuse_lost_plan(folder)
-    if not any((folder / name).exists() for name in needed):
-        if not folder.exists():
+    if not any(is_there(folder / name) for name in needed):
+        if not is_there(folder):
             raise FileError(
                 f"there is no folder {folder}, so no run to resume: name another with --out, or "
                 "start it anew without --resume"
             )
         how = "so no run to resume; start it anew"
-        if any((folder / name).exists() for name in TRAINED) and "plan.json" in needed:
+        if any(is_there(folder / name) for name in TRAINED) and "plan.json" in needed:
             how = f"as of a loop of your own: {GOES_ON_BY_ITSELF}"
         raise FileError(f"{folder} holds no {needed[-1]}, {how}")
     with writing(folder):
@@ -159,11 +168,11 @@ def _refuse_lost_plan(folder: Path) -> None:
     Raises:
         FileError: The folder has a job and results of training, and no plan.
     """
-    begun = any((folder / name).exists() for name in TRAINED)
-    if (folder / "plan.json").exists() or not (begun and (folder / "job.yaml").exists()):
+    begun = any(is_there(folder / name) for name in TRAINED)
+    if is_there(folder / "plan.json") or not (begun and is_there(folder / "job.yaml")):
         return
     how = "put it back from a copy"
-    if (folder / "summary.json").exists():
+    if is_there(folder / "summary.json"):
         run, plan = (json.dumps(str(place)) for place in (folder, folder / "plan.json"))
         code = f"import batchwright as bw; bw.load({run}).plan.save({plan})"
         restoring = shlex.join(["python", "-c", code])
@@ -175,11 +184,15 @@ def _refuse_lost_plan(folder: Path) -> None:
 
 
 def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
-    """Write job, plan and profile into the run folder."""
-    write_text(job_yaml(plan.job), folder / "job.yaml")
-    write_record(plan, folder / "plan.json")
+    """Write profile, plan and job into the run folder.
+
+    A run can be resumed once its plan is there, and ``job.yaml`` makes the folder that of a run: so
+    the plan comes before it.
+    """
     if profile is not None:
         write_record(profile, folder / "profile.json")
+    write_record(plan, folder / "plan.json")
+    write_text(job_yaml(plan.job), folder / "job.yaml")
 
 
 @contextmanager
@@ -236,13 +249,13 @@ def read_summary(run: str | Path) -> RunSummary:
     if str(run) == "-":
         return read_record("-", RunSummary)
     path = Path(run)
-    if path.is_dir():
+    if is_folder(path):
         path = path / "summary.json"
-        if (path.parent / "sweep.json").exists():
+        if is_there(path.parent / "sweep.json"):
             raise FileError(
                 f"{run} is the folder of a sweep: its page is sweep.html, its runs are in cells/"
             )
-        if not path.exists():
+        if not is_there(path):
             how = f"name a run's folder, or {GOES_ON_BY_ITSELF}"
             with suppress(BatchwrightError):  # a run of a `Session` leaves no job there
                 job = load_job(Path(run) / "job.yaml")
@@ -258,15 +271,15 @@ def read_plan(place: str | Path) -> Plan:
         FileError: There is no plan, or the file is something else.
     """
     path = Path(place)
-    if str(place) != "-" and path.is_dir() and not (path / "plan.json").exists():
-        if (path / "summary.json").exists():
+    if str(place) != "-" and is_folder(path) and not is_there(path / "plan.json"):
+        if is_there(path / "summary.json"):
             path = path / "summary.json"
-        elif any((path / name).exists() for name in TRAINED):
+        elif any(is_there(path / name) for name in TRAINED):
             raise FileError(
                 f"{place} holds no plan.json, as of a loop of your own: explain the plan's file "
                 "that the loop was given (Session(plan=...)), or this folder once its run has ended"
             )
-    if str(place) != "-" and path.is_file() and kind_in(path) == "summary":
+    if str(place) != "-" and is_file(path) and kind_in(path) == "summary":
         return read_record(path, RunSummary).plan
     return read_record(place, Plan)
 
@@ -295,8 +308,8 @@ def load(path: str | Path) -> Any:
             f"{path} is a checkpoint by its name: a job starts from it with weights={path}, and "
             "torch.load(..., weights_only=True) opens it"
         )
-    if place.is_dir():
-        found = next((name for name in _WHOLE if (place / name).exists()), None)
+    if is_folder(place):
+        found = next((name for name in _WHOLE if is_there(place / name)), None)
         if found is None:
             raise FileError(f"{path} holds none of {', '.join(_WHOLE)}: it is no run folder")
         place = place / found
@@ -311,7 +324,7 @@ def read_summaries(run: str | Path) -> list[RunSummary]:
         FileError: There is no summary, or a file is something else.
     """
     folder = Path(run)
-    if not (folder / "sweep.json").exists():
+    if not is_there(folder / "sweep.json"):
         return [read_summary(run)]
     found = read_record(folder / "sweep.json", Sweep).done
     if not found:

@@ -207,7 +207,7 @@ class JobInfo(Record):
     attempts: Index = Field(
         description="How often the job was leased; also the number of its newest lease."
     )
-    cancelling: bool = Field(description="Whether the agent has been told to stop.")
+    cancelling: bool = Field(description="Whether the agent has been asked to stop.")
     error: str | None = Field(description="Error line of the job; null: no error.")
     has_profile: bool
     has_plan: bool

@@ -8,6 +8,9 @@ from typing import BinaryIO
 
 from batchwright.errors import FileError
 
+LONGEST_NAME = 255
+"""Most bytes of a file's or folder's name that disks take."""
+
 _PIECE = 65536  # bytes that `end_of_lines` reads at a time
 _INSTEAD = "choose another place"
 
@@ -22,10 +25,25 @@ def is_file(path: str | Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises as above
 
 
+def is_folder(path: str | Path) -> bool:
+    """Whether a folder exists; false for a file, and for a name that is too long for the disk."""
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises as above
+
+
+def beginning(name: str, most: int) -> str:
+    """The longest beginning of a file's name that takes at most ``most`` bytes.
+
+    >>> beginning("naïve", 3), beginning("naïve", 4), beginning("naïve", 9)
+    ('na', 'naï', 'naïve')
+    """
+    return name.encode()[:most].decode(errors="ignore")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``: to a new file first, which is then renamed over the old one.
 
-    A device or a pipe, such as /dev/stdout, is written to and never replaced.
+    A device or a pipe, such as /dev/stdout, is written to and never replaced. Nor is a link: what
+    is renamed is the file that it leads to.
 
     Raises:
         FileError: The folder is missing, unwritable or full, or the name is too long.
@@ -36,8 +54,9 @@ def write_whole(path: Path, content: bytes) -> None:
         except OSError as error:
             raise refusal(path, error) from error
         return
+    target = Path(os.path.realpath(path))
     # Not `tempfile`: its files are private, and this one must have the usual permissions.
-    aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    aside = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
         opened = aside.open("xb")
     except OSError as error:
@@ -47,7 +66,7 @@ def write_whole(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        aside.replace(target)
     except BaseException as error:
         aside.unlink(missing_ok=True)
         if isinstance(error, OSError):

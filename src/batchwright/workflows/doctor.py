@@ -11,7 +11,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, not_installed
 
 MIN_SHARED_MEMORY = 64 * 2**20  # bytes; loader processes pass batches through it
 _PACKAGES = ("numpy", "scipy", "pydantic", "pillow", "scikit-learn", "matplotlib")
@@ -57,7 +57,7 @@ def examine(version: str) -> list[Finding]:
             "" if sys.platform == "linux" else "only Linux is tested; on Windows use WSL 2",
         ),
         Finding("torch", str(torch.__version__)),
-        *(Finding(name, importlib.metadata.version(name)) for name in _PACKAGES),
+        *map(_package, _PACKAGES),
         Finding("device", _device(device)),
         Finding("cores", f"{cores} usable", few),
         _threads(workers),
@@ -69,6 +69,13 @@ def examine(version: str) -> list[Finding]:
         _collectives(),
         _shared_memory(),
     ]
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "missing", not_installed(name))
 
 
 def _threads(workers: int) -> Finding:
@@ -112,7 +119,7 @@ def _collectives() -> Finding:
     interface = asked or collective_interface()
     known = [name for _, name in socket.if_nameindex()]
     problem = ""
-    if interface not in known:
+    if not {*interface.split(",")} <= {*known}:
         problem = f"there is no such interface (known: {', '.join(known)}): GLOO_SOCKET_IFNAME"
     elif not _loopback_works():
         problem = "127.0.0.1 does not answer: check the loopback interface"

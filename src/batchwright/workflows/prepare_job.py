@@ -492,18 +492,18 @@ def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:
 
 def _planned_otherwise(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
     """Keys other than `TRAINING_KEYS` in which two jobs differ, each with both values."""
-    for key, old, new in _differences(before, now):
+    for key, old, new in differences(before, now):
         # A section of `TRAINING_KEYS` may differ in any of its keys.
         if key.partition(".")[0] not in TRAINING_KEYS and key != "goal.deadline":
             yield key, old, new
 
 
-def _differences(before: Keys, now: Keys, section: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(before: Keys, now: Keys, section: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Keys, nested ones with dots, in which two jobs differ, each with both values."""
     for name in type(before).model_fields:
         key, old, new = f"{section}{name}", getattr(before, name), getattr(now, name)
         if old != new and isinstance(old, Keys) and isinstance(new, Keys):
-            yield from _differences(old, new, f"{key}.")
+            yield from differences(old, new, f"{key}.")
         elif old != new:
             yield key, old, new
 
@@ -537,7 +537,7 @@ def measured_before(folder: Path, job: Job) -> Profile | None:
         )
     job, changed = as_measured(job, profile), []
     free = PLANNING_KEYS - {"workers", "resolutions"}
-    for key, before, now in _differences(profile.job, job):
+    for key, before, now in differences(profile.job, job):
         if key.partition(".")[0] in free.difference(TRAINED_KEYS if profile.trials else ()):
             changed += [] if key == "goal.kinds" else [f"{key}={as_written(now)}"]
         elif key != "probe.learning":

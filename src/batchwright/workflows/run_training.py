@@ -133,6 +133,8 @@ def conduct(
             if longer is None:
                 return _summarized(folder, watch)
             to_stderr(f"going on: {longer.reasons[-1].why}")
+            # A run that is killed from here on has not finished, and goes on when it is resumed.
+            (folder / "summary.json").rename(folder / f"summary-{plan.epochs}-epochs.json")
             write_record(plan, folder / f"plan-{plan.epochs}-epochs.json")
             write_record(longer, path)
             plan = longer

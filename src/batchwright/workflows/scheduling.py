@@ -16,6 +16,7 @@ from batchwright.records import DataFacts, Job, Plan, Profile, RunSummary
 from batchwright.records.documents import change_job, read_one_of, texts_of
 from batchwright.records.job import other_keys_come
 from batchwright.records.text.problems import described
+from batchwright.storage.files import is_folder, is_there
 from batchwright.workflows.prepare_job import job_of, resolve, with_job
 from batchwright.workflows.prices import priced_job
 
@@ -57,9 +58,9 @@ def plan_to_show(source: Source, keys: Mapping[str, Any], overrides: Iterable[st
 
 def _read(place: str | Path) -> Plan | Profile | RunSummary | Job:
     path = Path(place)
-    if path.is_dir():
+    if is_folder(path):
         path = path / "plan.json"
-        if not path.exists():
+        if not is_there(path):
             raise FileError(f"{place} holds no plan.json: give the folder of a run, or a file")
     elif path.suffix.lower() in (".yaml", ".yml"):
         with other_keys_come():  # overrides of the command line

@@ -31,6 +31,7 @@ from batchwright.distributed.joining.environments import (
 )
 from batchwright.errors import (
     BatchwrightError,
+    DeadlineReached,
     FileError,
     Interrupted,
     LostWorkerError,
@@ -40,6 +41,7 @@ from batchwright.errors import (
     one_line,
 )
 from batchwright.records import Plan, Record
+from batchwright.storage.files import is_there
 
 if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Ended, Gathering
@@ -129,8 +131,8 @@ def follow(started: Started, words: str) -> Ended:
         How worker 0 has ended, with its result.
 
     Raises:
-        BatchwrightError: Worker 0 cannot be reached, is gone, or could not be told of an error
-            here.
+        BatchwrightError: Worker 0 cannot be reached, is gone, or could not be notified of an
+            error here.
     """
     adopt(started)  # as above
     from batchwright.distributed.joining.gathering import Ended
@@ -295,7 +297,7 @@ def begun_before(folder: str | Path | None, asked: str = "") -> Path | None:
         (
             place
             for place in places
-            if any((place / name).exists() for name in named)
+            if any(is_there(place / name) for name in named)
             and (opened := read_opened(place)).by_an_earlier_start(*starts)
             and opened.asked == what
         ),
@@ -439,4 +441,6 @@ def _error_of(ended: Ended) -> BatchwrightError:
     """The error that worker 0 has ended with, to raise in another process."""
     if ended.code > 128:
         return Interrupted(ended.code - 128, ended.message)
+    if ended.code == DeadlineReached.exit_code:
+        return DeadlineReached(ended.message)
     return BatchwrightError(ended.message) if ended.code == 2 else WorkerError(ended.message)

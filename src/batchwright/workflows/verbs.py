@@ -62,7 +62,7 @@ from batchwright.reporting.pages.page_comparison import comparison_page
 from batchwright.reporting.render.figures import draw_comparison, write_figures
 from batchwright.reporting.render.image import file_bytes
 from batchwright.reporting.render.progress import steps
-from batchwright.storage.files import make_folder, write_whole
+from batchwright.storage.files import is_there, make_folder, write_whole
 from batchwright.workflows.check_plan import (
     chosen_points,
     compare,
@@ -341,7 +341,7 @@ def train(
         "follow_advice": follow_advice,
         "trackers": wanted_trackers(trackers),
     }
-    if resume and plan is not None and run_folder and (Path(run_folder) / "plan.json").exists():
+    if resume and plan is not None and run_folder and is_there(Path(run_folder, "plan.json")):
         kept = read_record(Path(run_folder) / "plan.json", Plan)
         refuse_another(record_of(plan, Plan, "train"), kept, run_folder)
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
@@ -399,7 +399,11 @@ def report(
     refuse_no_path(out, "out")
     if others:
         return compare_runs([run, *others], out=out or ".")[1]
-    summary = with_refit(_summary_of(run))
+    return write_report(with_refit(_summary_of(run)), out)
+
+
+def write_report(summary: RunSummary, out: str | Path | None = None) -> Path:
+    """Write figures and page of a summary from `with_refit`; arguments and result as `report`."""
     folder = Path(out or summary.run_folder)
     write_figures(summary, folder / "figures")
     page = folder / "report.html"
@@ -478,7 +482,7 @@ def run(
         "trackers": wanted_trackers(trackers),
     }
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
-        if not (Path(done.run_folder) / "report.html").exists():  # the engine did not write it
+        if not is_there(Path(done.run_folder, "report.html")):  # the engine did not write it
             report(done)
         return done
     if not resume:
@@ -489,7 +493,7 @@ def run(
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
-            if (folder / "plan.json").exists():
+            if is_there(folder / "plan.json"):
                 done = train(
                     run_folder=folder, resume=True, overrides=overrides, **reporting, **keys
                 )
@@ -561,7 +565,7 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
 def _reported(summary: RunSummary) -> RunSummary:
     """Write figures and page, and add to the summary how long that took."""
     watch = Stopwatch()
-    report(summary)
+    write_report(summary)
     watch.lap(_REPORT)
     others = (one for one in summary.after if one.name != _REPORT)  # replaces an earlier command's
     summary = summary.model_copy(update={"after": (*others, watch.parts[-1])})

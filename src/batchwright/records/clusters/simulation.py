@@ -11,16 +11,19 @@ from batchwright.records.base import (
     Count,
     Document,
     Estimate,
+    Hours,
     Index,
     Keys,
     NonNegative,
     Positive,
+    PositiveTime,
     Price,
+    Rate,
     Record,
     RelativeSpeed,
+    StatedTime,
     Workers,
 )
-from batchwright.records.job_sections import Hours, PositiveTime, Rate, StatedTime
 from batchwright.records.text.formatting import counted, duration, number
 
 Large = Annotated[int, Field(ge=1, le=10**15)]

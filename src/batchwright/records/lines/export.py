@@ -12,6 +12,7 @@ from batchwright.errors import FileError
 from batchwright.records.documents import refuse_no_path, write_text
 from batchwright.records.lines.flat_lines import flat_values
 from batchwright.records.lines.line_files import METRICS, lines_of
+from batchwright.storage.files import is_there
 
 
 def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, Any]]:
@@ -28,7 +29,7 @@ def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, An
     refuse_no_path(run, "run")
     refuse_no_path(out, "out")
     folder = Path(run)
-    if not (folder / METRICS).exists():
+    if not is_there(folder / METRICS):
         raise FileError(f"{folder} holds no {METRICS}: name the folder of a run that has begun")
     rows = [flat_values(line) for line in lines_of(folder)]
     if out is not None:

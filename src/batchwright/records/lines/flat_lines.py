@@ -2,7 +2,7 @@
 
 Records are exported as flat lines, and earlier versions wrote ``metrics.jsonl`` in this form. One
 table of names serves both. An epoch's flat line holds less than its record; `completed` fills in
-what other lines of the run tell of the epoch.
+what other lines of the run hold of the epoch.
 """
 
 from __future__ import annotations

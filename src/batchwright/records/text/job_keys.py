@@ -94,7 +94,7 @@ _ABSENT = {
     "no key does that: mix batches in a loop of your own, with bw.Session": (
         "mixup mixup_alpha cutmix cutmix_alpha"
     ),
-    "the data tell their classes: leave it out": "num_classes n_classes classes nb_classes",
+    "the classes are those of the data: leave it out": "num_classes n_classes classes nb_classes",
     "images are normalized by the mean and deviation of the training images: leave it out": (
         "mean std normalize normalization"
     ),

@@ -1,23 +1,40 @@
-"""Parsing YAML texts into plain values, with errors of one line."""
+"""YAML: parsing texts into plain values, with errors of one line, and writing values."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from batchwright.records.text.problems import shorten
 
-_BOOL = "tag:yaml.org,2002:bool"
+_BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float"))
+_NUMBERS = {
+    _INT: r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$",
+    _FLOAT: r"[-+]?(([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
+    r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$",
+}
+"""Forms of numbers. PyYAML's own lack ``1e-3``, and take ``12:30:00`` and ``010`` for numbers."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with three changes.
+    """PyYAML's safe loader with five changes.
 
     As in YAML 1.2, only ``true`` and ``false`` are booleans, since ``off`` is a value of job keys,
-    and a key that comes twice is refused. The error for a value that looks like a date or a number
-    and is none shows the value and its line.
+    numbers have the forms of `_NUMBERS`, and a key that comes twice is refused. So is a value that
+    contains itself. The error for a value that looks like a date or a number and is none shows the
+    value and its line.
     """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        node = super().compose_node(parent, index)
+        if node is not None and node.end_mark is None:  # a reference to what is still being read
+            raise yaml.composer.ComposerError(
+                None, None, "a value contains itself", node.start_mark
+            )
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -33,16 +50,32 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            made = super().construct_object(node, deep)
+            if isinstance(made, str):
+                made.encode()  # half a surrogate pair, which no file could hold, is a ValueError
+            return made
         except (ValueError, KeyError, AttributeError) as error:
             problem = f"{shorten(node.value)} cannot be read as a value"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in known if tag != _BOOL or first in "tTfF"]
+    first: [
+        (tag, form)
+        for tag, form in known
+        if tag not in _NUMBERS and (tag != _BOOL or first in "tTfF")
+    ]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which also quotes texts that `_Loader` would read as numbers."""
+
+
+for _tag, _form in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_form), list("-+.0123456789"))
+    _Dumper.add_implicit_resolver(_tag, re.compile(_form), list("-+.0123456789"))
 
 
 class _PlainLoader(_Loader):
@@ -68,6 +101,11 @@ def parse_yaml(text: str, *, references: bool = True) -> Any:
         return yaml.load(text, _Loader if references else _PlainLoader)  # noqa: S506 - both safe
     except RecursionError:
         raise yaml.composer.ComposerError(None, None, "it is nested too deeply", None) from None
+
+
+def yaml_of(values: Mapping[str, Any]) -> str:
+    """Plain values as a YAML text that `parse_yaml` reads again, in their order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def yaml_problem(error: yaml.YAMLError) -> str:

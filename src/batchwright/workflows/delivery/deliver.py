@@ -12,7 +12,7 @@ from typing import Any, Literal
 from batchwright.errors import ArgumentError, FileError
 from batchwright.records.documents import refuse_no_path
 from batchwright.records.run_folder import read_summary
-from batchwright.storage.files import make_folder, refusal, write_whole
+from batchwright.storage.files import is_folder, is_there, make_folder, refusal, write_whole
 from batchwright.workflows.delivery.model_card import UNKNOWN, model_card
 
 CARD, ONNX = "README.md", "model.onnx"
@@ -55,7 +55,7 @@ def deliver(
     if not re.fullmatch(_LICENCE, licence):
         raise ArgumentError(f"licence={licence!r}: give its identifier, such as apache-2.0")
     target, summary = Path(out), read_summary(run)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if is_there(target) and (not is_folder(target) or any(target.iterdir())):
         raise FileError(f"{target} exists and is not empty: choose another --out")
     from batchwright.training.checkpoints.checkpoint import load_checkpoint
     from batchwright.workload.model_files import load_model, save_model, write_onnx
@@ -85,7 +85,7 @@ def deliver(
         # Without `pretrained`: it would download weights that are then replaced.
         "network_args": {k: v for k, v in plan.job.network_args.items() if k != "pretrained"},
     }
-    new = not target.exists()
+    new = not is_there(target)
     make_folder(target)
     aside = target / f".{os.urandom(4).hex()}"  # on the same disk, so that all files fit or none
     try:

@@ -18,11 +18,18 @@ from typing import Any
 
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records import Job, Plan, RunSummary
-from batchwright.records.documents import change_job, flattened, load_job, read_record
-from batchwright.records.job import as_written, check_job
+from batchwright.records.documents import (
+    change_job,
+    flattened,
+    load_job,
+    read_record,
+    text_of,
+)
+from batchwright.records.job import check_job
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import read_summary, resuming_words
 from batchwright.records.text.problems import to_stderr
+from batchwright.storage.files import is_there
 from batchwright.workflows.prepare_job import refuse_unconfirmed_code
 
 
@@ -61,8 +68,8 @@ def resumed_by_engine(
     if folder is None:
         return None
     place = Path(folder)
-    plan = read_record(place / "plan.json", Plan) if (place / "plan.json").exists() else None
-    if plan is None and not (place / "job.yaml").exists():
+    plan = read_record(place / "plan.json", Plan) if is_there(place / "plan.json") else None
+    if plan is None and not is_there(place / "job.yaml"):
         return None  # the caller will report what is missing
     kept = plan.job if plan is not None else load_job(place / "job.yaml")
     job = change_job(kept, keys, overrides)
@@ -71,7 +78,7 @@ def resumed_by_engine(
     refuse_unconfirmed_code(kept, keys, overrides)
     if plan is not None:
         job = with_workers(job, plan)
-    texts = [f"{key}={as_written(value)}" for key, value in flattened(keys)]
+    texts = [f"{key}={text_of(key, value)}" for key, value in flattened(keys)]
     return hand_over(place, job, [*texts, *overrides], **reporting)
 
 

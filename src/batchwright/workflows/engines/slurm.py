@@ -288,6 +288,7 @@ def _run(
             words,
             capture_output=True,
             text=True,
+            errors="replace",  # a job's facts hold names of folders
             check=False,
             timeout=_ANSWER_SECONDS,
             env=variables,

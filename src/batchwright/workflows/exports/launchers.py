@@ -386,7 +386,7 @@ def _name(plan: Plan, run: str = "") -> str:
     if own in ("", Target.run):
         return network[:41].strip("-")
     name = f"{network}-{own}"
-    if name != _plain(name) or len(name) > 41:
+    if name != _plain(name) or name.endswith("-") or len(name) > 41:
         name = f"{_plain(name)[:34]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
     return name
 

@@ -25,6 +25,7 @@ from batchwright.records.text.formatting import job_value, setting_words
 from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
+from batchwright.storage.files import LONGEST_NAME, beginning
 
 Grid = Mapping[str, str | Sequence[Any]]
 
@@ -32,7 +33,7 @@ _EXAMPLE = "--grid warmup_epochs=0,5,10"
 _FIXED = {  # keys that may not vary, and why
     "seed": "say how many seeds with --seeds",
     **dict.fromkeys(
-        ("data", "val", "unreadable"),
+        ("data", "data_args", "val", "unreadable"),
         "accuracy is compared on the same images: sweep over each data set by itself",
     ),
     **dict.fromkeys(
@@ -44,7 +45,9 @@ _FIXED = {  # keys that may not vary, and why
     ),
 }
 _PLAIN = re.compile(r"[^\w.,=+-]")
-_LONGEST_NAME = 96  # of a folder, in characters
+_LONGEST_SETTING = 96  # characters of a cell's name before its digest and seed
+_LONGEST_CELL = LONGEST_NAME - len("..json.01234567")
+"""Most bytes of a cell's name: its plan is first written to ``.NAME.json.`` with eight digits."""
 MAX_RUNS = 100_000
 """Most runs of a sweep: each takes some seconds at least, and a row of its tables."""
 
@@ -112,7 +115,7 @@ def _values(job: Job, key: str, given: str | Sequence[Any]) -> tuple[JsonValue, 
     found: list[JsonValue] = []
     for value in _listed(key, given):
         held = _held(job, key, value)
-        if held in found:
+        if job_value(held) in map(job_value, found):  # they would share a folder
             raise JobError(f"the grid repeats {key}={job_value(held)}: give each value once")
         found.append(held)
     if not found:
@@ -167,8 +170,12 @@ def widened(before: Sequence[SweptKey], more: Sequence[SweptKey]) -> tuple[Swept
             f"this sweep is over {', '.join(known)}: {other} cannot join it; begin another one in "
             "another --out"
         )
-    new = {one.key: [v for v in added.get(one.key, ()) if v not in one.values] for one in before}
-    return tuple(SweptKey(key=one.key, values=(*one.values, *new[one.key])) for one in before)
+    found = []
+    for one in before:
+        names = {*map(job_value, one.values)}
+        new = (value for value in added.get(one.key, ()) if job_value(value) not in names)
+        found.append(SweptKey(key=one.key, values=(*one.values, *new)))
+    return tuple(found)
 
 
 def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
@@ -178,21 +185,21 @@ def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
         ArgumentError: ``seeds`` is neither a number nor a list.
         JobError: There are no seeds or too many, or one comes twice or is no seed.
     """
-    if not isinstance(seeds, int | Sequence) or isinstance(seeds, str):
+    seeds = plain(seeds)
+    if not isinstance(seeds, int | Sequence) or isinstance(seeds, str | bool):
         raise ArgumentError(
             f"seeds= takes how many, such as 3, or which, such as [0, 1, 2], not {described(seeds)}"
         )
     count = seeds if isinstance(seeds, int) else len(seeds)
     if count > MAX_RUNS:
         raise JobError(f"seeds={count:,}: a sweep has {MAX_RUNS:,} runs at most")
-    listed = range(job.seed, job.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
+    listed = range(job.seed, job.seed + seeds) if isinstance(seeds, int) else seeds
     if not listed:
         raise JobError(f"seeds={seeds}: a sweep needs one or more")
-    for seed in listed:
-        change_job(job, {"seed": seed})
-    if len(set(listed)) < len(listed):
-        raise JobError(f"seeds={','.join(map(str, listed))} repeat one: give each once")
-    return tuple(listed)
+    held = tuple(change_job(job, {"seed": seed}).seed for seed in listed)
+    if len(set(held)) < len(held):
+        raise JobError(f"seeds={','.join(map(str, held))} repeat one: give each once")
+    return held
 
 
 def cells_of(job: Job, keys: Sequence[SweptKey], seeds: Sequence[int]) -> list[Cell]:
@@ -229,7 +236,10 @@ def _name(settings: Mapping[str, JsonValue], seed: int) -> str:
     words = {key: job_value(value).replace(",", "+") for key, value in settings.items()}
     whole = ",".join(f"{key}={value}" for key, value in words.items())
     plain = _PLAIN.sub("_", whole)
-    if plain != whole or len(whole) > _LONGEST_NAME:
+    end = f",seed={seed}"
+    long = len(whole) > _LONGEST_SETTING or len(f"{whole}{end}".encode()) > _LONGEST_CELL
+    if plain != whole or long:
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-        plain = f"{plain[:_LONGEST_NAME]},{digest[:8]}"
-    return f"{plain},seed={seed}"
+        end = f",{digest[:8]}{end}"
+        plain = beginning(plain[:_LONGEST_SETTING], _LONGEST_CELL - len(end))
+    return f"{plain}{end}"

@@ -34,7 +34,7 @@ from batchwright.records.text.formatting import job_value
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
 from batchwright.storage.locks import take
-from batchwright.workflows.prepare_job import TRAINING_KEYS
+from batchwright.workflows.prepare_job import TRAINING_KEYS, differences
 from batchwright.workflows.sweep.grid import Cell
 from batchwright.workflows.sweep.slots import Slots, width_of
 
@@ -157,9 +157,11 @@ class Runner:
 def words_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str]:
     """The command of a cell's process: keys that differ from the plan's, and import strings."""
     changed = {
-        key: getattr(cell.job, key)
-        for key in TRAINING_KEYS
-        if key != "launch" and getattr(cell.job, key) != getattr(plan.job, key)
+        key: value
+        for key, _, value in differences(plan.job, cell.job)
+        if key.partition(".")[0] in TRAINING_KEYS
+        and key != "launch"
+        and value != "auto"  # which the plan has decided
     }
     named = {key: getattr(cell.job, key) for key in cell.job.code_keys}
     return [

@@ -199,20 +199,21 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
 
     def _probed(self, trainer: Any, theirs: Any) -> Profile:
         module, self._probing = trainer.lightning_module, True
-        optimizers = trainer.optimizers or _configured(module)
-        base = batch_of(theirs) * trainer.world_size * trainer.accumulate_grad_batches
-        module.to(trainer.strategy.root_device)
-        profile = _probe(
-            module,
-            optimizers,
-            theirs,
-            base,
-            trainer.precision_plugin.train_step_context,
-            move=partial(trainer.strategy.batch_to_device, device=trainer.strategy.root_device),
-            **self._keys,
-        )
-        self._probing = False
-        return profile
+        try:
+            optimizers = trainer.optimizers or _configured(module)
+            base = batch_of(theirs) * trainer.world_size * trainer.accumulate_grad_batches
+            module.to(trainer.strategy.root_device)
+            return _probe(
+                module,
+                optimizers,
+                theirs,
+                base,
+                trainer.precision_plugin.train_step_context,
+                move=partial(trainer.strategy.batch_to_device, device=trainer.strategy.root_device),
+                **self._keys,
+            )
+        finally:
+            self._probing = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Scale the rates, and prepare to measure speeds and to recover from lack of memory."""
