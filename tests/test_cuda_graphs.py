@@ -431,6 +431,35 @@ def test_what_is_recorded_leaves_room_in_the_memory_that_was_planned_for(monkeyp
         recorder.warm_up(lambda: None)
 
 
+class Stream:
+    """Notes by name what waits for what."""
+
+    def __init__(self, name, waits):
+        self.name, self.waits = name, waits
+
+    def wait_stream(self, other):
+        self.waits.append((self.name, other.name))
+
+
+def test_passes_are_waited_for_though_one_of_them_fails(monkeypatch):
+    """Those before it may still write statistics on a GPU, which are put back next."""
+    waits = []
+    current = Stream("the current one", waits)
+    for name, value in {
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda: 0,
+        "current_device": lambda: 0,
+        "current_stream": lambda: current,
+        "Stream": lambda: Stream("aside", waits),
+        "stream": contextlib.nullcontext,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    work = Calls("full").named("full")
+    with pytest.raises(RuntimeError, match="full"):
+        RECORDER().warm_up(work)
+    assert waits == [("aside", "the current one"), ("the current one", "aside")]
+
+
 @pytest.mark.parametrize("key", ["off", "on"])
 def test_the_memory_that_was_planned_for_is_known_to_what_records(key):
     plan = make_tiny_plan((4,), cuda_graphs=key)
