@@ -214,6 +214,22 @@ def test_a_second_forward_pass_before_the_first_is_over_goes_as_it_is(played):
     assert played.replayed == ["_run_forward", "_run_backward"] * 2
 
 
+def test_a_pass_may_be_open_while_the_next_one_is_recorded(played):
+    """As where three images are compared."""
+
+    def gradients(network):
+        torch.manual_seed(1)
+        outputs = [network(torch.randn(6, 3, 8, 8)) for _ in range(3)]
+        sum(one.square().mean() for one in outputs).backward()
+        return [p.grad for p in network.parameters()]
+
+    network = built()
+    graphs = graph_training(network, after=1)
+    torch.testing.assert_close(gradients(network), gradients(built()), rtol=0, atol=0)
+    assert graphs.holds == 1
+    assert played.replayed == ["_run_forward", "_run_backward"] * 2  # the check's, and the second
+
+
 def test_a_forward_pass_that_is_dropped_keeps_nobody_from_replaying(played):
     network = built()
     graph_training(network, after=0)

@@ -282,10 +282,11 @@ def _as_before(network: nn.Module, device: torch.device) -> Iterator[None]:
         try:
             yield
         finally:
-            with torch.no_grad():
-                for place, name, one, before in slots:
-                    place[name] = one  # a layer may have replaced the tensor
-                    one.copy_(before)
+            for place, name, one, before in slots:
+                place[name] = one  # a layer may have replaced the tensor
+                # Its data: else autograd would refuse the backward pass of an earlier forward pass
+                # that is still open, as where three images are compared.
+                one.data.copy_(before)
 
 
 @contextmanager
