@@ -169,6 +169,23 @@ def test_functions_in_python_may_be_through_when_memory_runs_out():
     assert sizes == [BATCH, BATCH // 2, BATCH // 2]
 
 
+def test_a_run_that_ends_for_want_of_memory_quotes_what_was_said_of_it():
+    """Libraries of a GPU say much the same where they lack something else."""
+
+    def fails():
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
+
+    def loop():
+        with make_session(dataset=Points(BATCH), plan=plan_of_one_step()) as one:
+            for _ in one.epochs():
+                for _ in one.batches():
+                    one.step(fails)
+
+    line = r"memory for 1 sample\(s\) .* \(RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INIT"
+    with pytest.raises(TrainingError, match=line):
+        loop()
+
+
 def test_releasing_frees_what_layers_of_torch_have_saved():
     weight = torch.ones(3, requires_grad=True)
     outputs = weight.exp()  # saves its result
