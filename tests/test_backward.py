@@ -157,6 +157,35 @@ def test_a_released_loss_keeps_its_value_and_says_why_it_has_no_graph():
         outputs.sum().backward()
 
 
+def test_functions_in_python_may_be_through_when_memory_runs_out():
+    """As compiled parts of a network may be, of which nothing is left to free by then."""
+    Full.left, model, sizes = 1, make_model(), []
+    with make_session(model, dataset=Points(BATCH), plan=plan_of_one_step()) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                sizes.append(len(features))
+                outputs = Activation.apply(Full.apply(model(features)))
+                one.step(functional.cross_entropy(outputs, labels))
+    assert sizes == [BATCH, BATCH // 2, BATCH // 2]
+
+
+def test_a_run_that_ends_for_want_of_memory_quotes_what_was_said_of_it():
+    """Libraries of a GPU say much the same where they lack something else."""
+
+    def fails():
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
+
+    def loop():
+        with make_session(dataset=Points(BATCH), plan=plan_of_one_step()) as one:
+            for _ in one.epochs():
+                for _ in one.batches():
+                    one.step(fails)
+
+    line = r"memory for 1 sample\(s\) .* \(RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INIT"
+    with pytest.raises(TrainingError, match=line):
+        loop()
+
+
 def test_releasing_frees_what_layers_of_torch_have_saved():
     weight = torch.ones(3, requires_grad=True)
     outputs = weight.exp()  # saves its result

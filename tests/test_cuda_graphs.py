@@ -214,6 +214,22 @@ def test_a_second_forward_pass_before_the_first_is_over_goes_as_it_is(played):
     assert played.replayed == ["_run_forward", "_run_backward"] * 2
 
 
+def test_a_pass_may_be_open_while_the_next_one_is_recorded(played):
+    """As where three images are compared."""
+
+    def gradients(network):
+        torch.manual_seed(1)
+        outputs = [network(torch.randn(6, 3, 8, 8)) for _ in range(3)]
+        sum(one.square().mean() for one in outputs).backward()
+        return [p.grad for p in network.parameters()]
+
+    network = built()
+    graphs = graph_training(network, after=1)
+    torch.testing.assert_close(gradients(network), gradients(built()), rtol=0, atol=0)
+    assert graphs.holds == 1
+    assert played.replayed == ["_run_forward", "_run_backward"] * 2  # the check's, and the second
+
+
 def test_a_forward_pass_that_is_dropped_keeps_nobody_from_replaying(played):
     network = built()
     graph_training(network, after=0)
@@ -429,6 +445,35 @@ def test_what_is_recorded_leaves_room_in_the_memory_that_was_planned_for(monkeyp
     recorder = RECORDER(None if limit is None else limit << 30)
     with contextlib.nullcontext() if fits else pytest.raises(NoRoomError, match="15360 MiB"):
         recorder.warm_up(lambda: None)
+
+
+class Stream:
+    """Notes by name what waits for what."""
+
+    def __init__(self, name, waits):
+        self.name, self.waits = name, waits
+
+    def wait_stream(self, other):
+        self.waits.append((self.name, other.name))
+
+
+def test_passes_are_waited_for_though_one_of_them_fails(monkeypatch):
+    """Those before it may still write statistics on a GPU, which are put back next."""
+    waits = []
+    current = Stream("the current one", waits)
+    for name, value in {
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda: 0,
+        "current_device": lambda: 0,
+        "current_stream": lambda: current,
+        "Stream": lambda: Stream("aside", waits),
+        "stream": contextlib.nullcontext,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    work = Calls("full").named("full")
+    with pytest.raises(RuntimeError, match="full"):
+        RECORDER().warm_up(work)
+    assert waits == [("aside", "the current one"), ("the current one", "aside")]
 
 
 @pytest.mark.parametrize("key", ["off", "on"])

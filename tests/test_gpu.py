@@ -135,7 +135,7 @@ def plan_for(batches=(12,), *, samples=48, side=8, **job):
 
 
 def train(
-    device=GPU, *, plan=None, build=by_sgd, images=None, each_step=lambda: None,
+    device=GPU, *, plan=None, build=by_sgd, images=None, held_out=None, each_step=lambda: None,
     dtype=torch.float32, **options,
 ):  # fmt: skip
     """Weights after a training, by our own loop."""
@@ -149,7 +149,7 @@ def train(
             for batch, labels in session.batches():
                 session.step(lambda b=batch, a=labels: functional.cross_entropy(network(b), a))
                 each_step()
-            session.evaluate(pipeline(device, images, side=side), right)
+            session.evaluate(pipeline(device, held_out or images, side=side), right)
     return network
 
 
@@ -584,7 +584,8 @@ def test_a_training_takes_the_memory_that_its_step_was_weighed_with(key, tmp_pat
     bench.close()
     del bench
     before = allocated()
-    train(plan=plan, images=images, dtype=torch.bfloat16, run_folder=tmp_path / "run")
+    held_out, folder = store(48, side), tmp_path / "run"  # as held out as the bench's
+    train(plan=plan, images=images, held_out=held_out, dtype=torch.bfloat16, run_folder=folder)
     summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
     peaks = [epoch.workers[0].peak_bytes - before for epoch in summary.epochs]
     assert weighed > 2**28  # else what libraries take would count

@@ -284,10 +284,11 @@ def test_mapped_images_count_whole_in_the_resident_size_read_or_not(tmp_path):
 
 def test_where_not_even_the_first_step_fits_the_resolution_is_named(monkeypatch):
     def full(bench, supply):
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
 
     monkeypatch.setattr(Bench, "step", full)
-    with pytest.raises(JobError, match=f"^2 images at {SIDE} px: a step takes more memory than"):
+    line = rf"^2 images at {SIDE} px: a step takes more memory than .*cuDNN error: CUDNN_STATUS_NOT"
+    with pytest.raises(JobError, match=line):  # which may have another cause
         tiny_bench()
 
 

@@ -136,6 +136,8 @@ def test_an_error_of_the_workers_own_device_is_not_laid_on_others(kind):
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in ...",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
         "Unable to find a valid cuDNN algorithm to run convolution",
         "Caught OutOfMemoryError in pin memory thread for device 0. CUDA out of memory. Tried ...",
     ],

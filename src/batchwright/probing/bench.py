@@ -24,6 +24,7 @@ from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.updater import Updater
 from batchwright.workload.data.sources import ImageData
+from batchwright.workload.extras import in_words
 from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
 from batchwright.workload.loss import build_loss
 from batchwright.workload.loss_scaling import LossScale
@@ -180,11 +181,16 @@ class Bench:
         """
         side = min(sides_of(self.job))
         supply = self.supply(SMALLEST_BATCH, side)
-        if if_it_fits(lambda: self.step(supply)) is None:
+        try:
+            self.step(supply)
+        except (RuntimeError, MemoryError, TrainingError) as error:
+            if (short := shortage(error)) is None:
+                raise
             raise JobError(
                 f"{SMALLEST_BATCH} images at {side} px: a step takes more memory than there is: "
-                "choose a smaller network or resolution, or fewer workers"
-            )
+                "choose a smaller network or resolution, or fewer workers "
+                f"({in_words(short)})"
+            ) from error
         while self._precision in NARROW and not self.scale.good_steps and self.scale.scale > 1:
             self.step(supply)  # the scale was too large: the step before was left out
 
@@ -438,10 +444,13 @@ def if_it_fits(work: Callable[[], Result]) -> Result | None:
     """The result of ``work``; `None` where memory runs out, in an update too."""
     try:
         return work()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    except TrainingError as error:
-        if error.__cause__ is None or not is_out_of_memory(error.__cause__):
+    except (RuntimeError, MemoryError, TrainingError) as error:
+        if shortage(error) is None:
             raise
     return None
+
+
+def shortage(error: Exception) -> Exception | None:
+    """The error that says that memory ran out: this one or, of an update, its cause; or `None`."""
+    found = error.__cause__ if isinstance(error, TrainingError) else error
+    return found if isinstance(found, Exception) and is_out_of_memory(found) else None

@@ -240,8 +240,8 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # no room for a handle
     "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",  # from cuDNN 9 on
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_NOT_INITIALIZED",  # no room for a handle, of which each thread has its own
+    "CUDNN_STATUS_INTERNAL_ERROR",  # no room for kernels, which are loaded at their first use
     "CUDNN_STATUS_NOT_SUPPORTED",  # no convolution kernel fits into the free memory
     "Unable to find a valid cuDNN algorithm",  # the same in older versions
     "unable to find an engine to execute this computation",
@@ -252,7 +252,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory ran out; only PyTorch's GPU allocator has a class for it.
 
     cuBLAS and cuDNN allocate memory of their own. An error of theirs with another cause is raised
-    again with the smallest micro-batch, and then ends the run with its own message.
+    again with the smallest micro-batch; the line that then ends the run quotes it.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True

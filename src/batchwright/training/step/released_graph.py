@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from torch import Tensor
 
@@ -16,15 +18,23 @@ def release_graph(loss: Tensor) -> None:
     repeated, and with them all activations.
     """
     for node in graph_nodes(loss):
-        for name in dir(node):
-            if name.startswith("_raw_saved_"):
-                value = getattr(node, name)
-                for saved in value if isinstance(value, (tuple, list)) else (value,):
-                    with suppress(RuntimeError):  # the backward pass has freed it already
-                        # What the first function returns is kept in place of the tensor.
-                        saved.register_hooks(lambda _: None, _refuse_released)
+        for saved in _saved_by(node):
+            with suppress(RuntimeError):  # the backward pass has freed it already
+                # What the first function returns is kept in place of the tensor.
+                saved.register_hooks(lambda _: None, _refuse_released)
     with suppress(RuntimeError):  # a view has no graph of its own to be cut off from
         loss.detach_()
+
+
+def _saved_by(node: Any) -> Iterator[Any]:
+    """What a function of a graph has saved for its backward pass."""
+    for name in dir(node):
+        if name.startswith("_raw_saved_"):
+            # A function in Python whose backward pass is over, such as a compiled part of a
+            # network, raises where PyTorch's own give what they have freed.
+            with suppress(RuntimeError):
+                value = getattr(node, name)
+                yield from value if isinstance(value, (tuple, list)) else (value,)
 
 
 def _refuse_released(_: None) -> Tensor:

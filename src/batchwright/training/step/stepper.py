@@ -141,7 +141,7 @@ class Stepper:
         self._weight = 0.0
         self._loss: float | Tensor = 0.0  # sum of weight times mean loss
         self._failed = False  # its gradients are missing, by memory or by the compiler
-        self._out_of_memory = False
+        self._shortage = ""  # what was said where memory ran out; empty: it did not
         self._bad_steps = 0  # in a row
         self._unusual = False  # whether the last step was not as a device expects it
         self._warned_of_weights = False
@@ -248,12 +248,12 @@ class Stepper:
             weighted = mean_loss * mean_over
             self._loss = weighted + self._loss if isinstance(self._loss, Tensor) else weighted
         except Exception as error:
-            self._out_of_memory = is_out_of_memory(error)
+            self._shortage = in_words(error) if is_out_of_memory(error) else ""
             # The backward pass is compiled when it first runs, and compilers raise any error.
-            compiling = value is not None and not self._out_of_memory
-            if not (self._out_of_memory or (compiling and self._compilation.gives_up(error))):
+            compiling = value is not None and not self._shortage
+            if not (self._shortage or (compiling and self._compilation.gives_up(error))):
                 raise
-            if self._out_of_memory and self._statistics.synchronized and self._group.size > 1:
+            if self._shortage and self._statistics.synchronized and self._group.size > 1:
                 raise BrokenStepError(
                     f"{self._group.places[self._group.rank]} ran out of memory between exchanges "
                     "of SyncBatchNorm, in which the others wait for it: the step cannot be "
@@ -261,7 +261,7 @@ class Stepper:
                     f"batch normalization without exchanges ({in_words(error)})"
                 ) from error
             self._failed = True  # the others wait in the exchange: tell them there
-        if self._out_of_memory and value is not None:
+        if self._shortage and value is not None:
             release_graph(value)  # only here: until its traceback is gone the error holds it, too
 
     def _finish_step(self, step: Step, samples: int, share: float) -> bool:
@@ -372,18 +372,19 @@ class Stepper:
         Raises:
             TrainingError: Memory ran out with the fewest samples that the worker can train on.
         """
-        failed, out_of_memory = self._failed, self._out_of_memory
+        failed, shortage = self._failed, self._shortage
         weight, loss = (0.0, 0.0) if failed else (self._weight, self._loss)
-        self._failed = self._out_of_memory = False
+        self._failed, self._shortage = False, ""
         self._weight, self._loss = 0.0, 0.0
         micro_batch = self._division.micro_batch_size
-        if out_of_memory:
+        if shortage:
             if self._graphs is not None and self._graphs.holds:
                 self._graphs.give_up("memory ran out")
             if samples < 2 * self._division.least:
                 raise TrainingError(
                     f"{self._group.places[self._group.rank]} has not enough memory for {samples} "
-                    "sample(s) at once: take a smaller network or resolution, or free memory"
+                    "sample(s) at once: take a smaller network or resolution, or free memory "
+                    f"({shortage})"
                 )
             micro_batch = samples // 2
         requests = self._requests()
@@ -423,8 +424,8 @@ class Stepper:
                     "the step cannot be repeated, and only the last checkpoint is whole "
                     f"({in_words(error)})"
                 ) from error
+            self._failed, self._shortage = True, in_words(error)
         self._updater.clear()
-        self._failed = self._out_of_memory = True
         return self._reducer.finish(self._own_tally(samples), 0.0)
 
     @property

@@ -57,12 +57,16 @@ class Recorder:
         gc.collect()  # a graph must not be freed while another is recorded
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
-        stream = self._stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                work()
-        torch.cuda.current_stream().wait_stream(stream)
+        stream, current = self._stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    work()
+        finally:
+            # Also after an error, as where memory runs out: passes that are queued by then still
+            # read the weights and write statistics, which are put back and updated next.
+            current.wait_stream(stream)
         taken = torch.cuda.memory_reserved() - before
         torch.cuda.empty_cache()
         left = torch.cuda.mem_get_info()[0]
@@ -278,10 +282,11 @@ def _as_before(network: nn.Module, device: torch.device) -> Iterator[None]:
         try:
             yield
         finally:
-            with torch.no_grad():
-                for place, name, one, before in slots:
-                    place[name] = one  # a layer may have replaced the tensor
-                    one.copy_(before)
+            for place, name, one, before in slots:
+                place[name] = one  # a layer may have replaced the tensor
+                # Its data: else autograd would refuse the backward pass of an earlier forward pass
+                # that is still open, as where three images are compared.
+                one.data.copy_(before)
 
 
 @contextmanager
