@@ -24,7 +24,10 @@ from batchwright.probing.acquisition import (
     visit_seconds,
     worker_counts,
 )
-from batchwright.probing.commands import Point
+from batchwright.probing.commands import Point, Visited, ignored
+from batchwright.probing.kinds import Place
+from batchwright.probing.visiting import Visitor
+from samples import make_job
 
 SIZES = (16, 32, 64, 128, 256)
 POINTS = [Point(workers, 32, size) for workers in (1, 2) for size in SIZES]
@@ -264,3 +267,23 @@ def test_enough_is_three_batches_seen_again_on_each_curve_and_every_interval_in_
 
 def test_the_half_width_is_of_a_measurement_of_several_visits():
     assert half_width(0.03, 0.04 / median_share(LATER_VISITS)) == pytest.approx(1.96 * 0.05)
+
+
+def test_visits_beside_other_programs_say_nothing_of_kinds_of_workers_either():
+    places = [Place(f"node{n}", "", kind, "a GPU", 1) for n, kind in enumerate("ab")]
+    visitor = Visitor(make_job(), None, 2, ignored, places=places)
+    points = [Point(2, 32, size) for size in (16, 32)]
+
+    def visit(seconds: float) -> None:
+        for point in points:
+            own = tuple((pace * seconds, 3 * seconds - pace * seconds) for pace in (1, 3))
+            visitor.keep(point, Visited(steps=((2 * seconds, seconds),) * 2, by_worker=own))
+
+    visit(0.1)
+    visit(0.1)
+    quiet, since = visitor.kinds(), visitor.ledger.turn
+    for _ in range(4):
+        visit(0.5)
+    visitor.ledger.disturb(since)
+    assert [kind.kind for kind in quiet] == ["a", "b"]
+    assert visitor.kinds() == quiet

@@ -108,6 +108,16 @@ def test_memory_holds_a_kind_back_and_the_others_take_its_part():
     assert sizes["fast"] > 3 * sizes["slow"]
 
 
+def test_the_limit_beside_the_largest_peak_is_that_of_its_kind():
+    slow, held_back = {"kind": "slow", "count": 2}, {"kind": "fast", "count": 2, "memory": GIB}
+    plan = planned([slow, held_back], global_batch=4000, workers=4)
+    assert plan.chosen.peak_bytes.high > GIB
+    why = reason(plan, "memory").why
+    assert "the limit is 80.00 GiB, what the device has free for one worker" in why
+    alone = planned([{"kind": "fast", "count": 1, "memory": GIB}])
+    assert "the limit is 1024.0 MiB, the memory of goal.kinds." in reason(alone, "memory").why
+
+
 def test_every_mixed_candidate_keeps_each_kinds_memory():
     plan = planned(
         [{"kind": "slow", "count": 2, "memory": GIB // 2}, {"kind": "fast", "count": 1}],
@@ -202,6 +212,15 @@ def test_without_a_link_kinds_are_not_mixed_and_the_reason_says_so():
     plan = make_plan(profiles, job)
     assert all(len(one.kinds) == 1 for one in plan.considered)
     assert "Kinds are not mixed" in reason(plan, "workers").why
+
+
+def test_measurements_that_a_plan_tells_of_are_those_of_the_chosen_kind():
+    profiles = [make_kind_profile("slow", **FEW), make_kind_profile("fast", 3, **FEW)]
+    job = profiles[0].job.model_copy(update={"link": Link()})
+    for order in (profiles, profiles[::-1]):
+        plan = make_plan(order, job)
+        assert plan.kinds == (KindCount(kind="fast", count=1),)
+        assert "on GPU fast" in reason(plan, "precision").why
 
 
 def test_a_stated_speed_is_taken_and_marked_as_assumed():
@@ -415,10 +434,27 @@ def test_kinds_that_were_measured_together_are_planned_together():
     assert fast + slow == 90
     assert fast > 1.7 * slow
     assert not any(one.assumed for one in plan.considered)
+    assert "not mixed" not in reason(plan, "workers").why
     assert {one.workers for one in plan.considered} == {2}
     # All together go at the slowest one's pace, by which predictions are checked.
     exact = 0.003 + 2 * (0.004 + 6e-8 * 96**2 * plan.held_out[0].local_batch_size)
     assert plan.held_out[0].step_seconds.value == pytest.approx(exact, rel=0.05)
+
+
+def test_fewer_workers_than_kinds_that_were_measured_together_are_refused():
+    profile, _ = measured_together()
+    job = profile.job.model_copy(update={"workers": "auto", "goal": Goal(max_workers=1)})
+    with pytest.raises(PlanError, match=r"goal\.max_workers=1: .* these 2: give 2 or more"):
+        make_plan(profile, job)
+
+
+def test_kinds_on_one_host_have_the_threads_that_they_were_timed_with():
+    profile, _ = measured_together()
+    host = profile.cluster.model_copy(update={"cores": 8, "threads": 4})
+    job = profile.job.model_copy(update={"global_batch": 90, "epochs": 3})
+    plan = make_plan(profile.model_copy(update={"cluster": host}), job)
+    assert (plan.workers, plan.threads) == (2, 4)
+    assert "Each with 4 compute threads" in reason(plan, "workers").why
 
 
 def test_single_visits_draw_no_curves_that_cross():

@@ -16,9 +16,11 @@ from torch._dynamo.backends.common import aot_autograd
 from batchwright.distributed.group import Group
 from batchwright.errors import JobError, PlanError, TrainingError
 from batchwright.planning.planner import make_plan
+from batchwright.probing.commands import VisitPair
 from batchwright.probing.measure import comparison
 from batchwright.probing.measure import compilation as module
 from batchwright.probing.measure.compilation import SHORT, compare_compilation
+from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.replays import Replays
 from batchwright.records import CompilationTimes, Estimate, Job, Reason
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
@@ -270,6 +272,32 @@ def failed_unseen(rank):
 def test_a_probes_workers_know_of_each_others_failures_however_they_come(crew):
     """Together with want of memory, and in steps that others have sat out."""
     assert crew.together(failed_unseen, workers=2) == [("no such kernel", "nor here")] * 2
+
+
+def paired(rank, ranks):
+    """Whether a worker computes compiled after a visit in which both step by themselves."""
+    compilation.BACKEND, kept = backward_breaks(*ranks)(rank), compilation.BACKEND
+    torch._dynamo.reset()
+    group = Group(CPU)
+    bench, _ = bench_of(group=group, workers=2)
+    try:
+        bench.join(group.alone())
+        bench.compile(on=True)
+        sizes = {"large_workers": 1, "large_batch": 8, "small_batch": 4, "micro_batch": 8}
+        command = VisitPair(workers=2, resolution=SIDE, seconds=0.01, **sizes)
+        stretches = visit_pair(bench, group, command)
+    finally:
+        compilation.BACKEND = kept
+        bench.close()
+        group.close()
+    return bench.compilation.failure, len(stretches)
+
+
+@pytest.mark.slow
+def test_workers_that_step_by_themselves_all_compute_as_one_whose_compiler_failed(crew):
+    found = crew.together(paired, (1,), workers=2)
+    assert found == [("AssertionError: no such kernel", 2)] * 2
+    assert crew.together(paired, (), workers=2) == [("", 2)] * 2
 
 
 def test_without_a_compiler_it_is_refused_in_a_line(monkeypatch):

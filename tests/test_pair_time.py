@@ -22,6 +22,7 @@ from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import CompilationTimes, Job, MemoryParts, ProbeSettings, Profile
 from batchwright.records.job_sections import MIN_BUDGET
+from batchwright.workload.passes.compilation import Compilation
 from samples import make_data, make_job, make_network, make_profile
 from test_match_rounds import make_pair
 
@@ -217,6 +218,12 @@ class Worker:
     seconds: float = 5.0
     steps: list[list[int]] = field(default_factory=list)
     told: list[object] = field(default_factory=list)
+    compilation: Compilation = field(default_factory=lambda: Compilation(on=False))
+    failure_of_other: str = ""
+
+    def share_failure(self, group):
+        self.compilation.failure = self.compilation.failure or self.failure_of_other
+        return bool(self.compilation.failure)
 
     def now(self, device):
         return self.seconds
@@ -293,12 +300,32 @@ def test_a_step_that_the_others_did_not_see_to_its_end_does_not_count(monkeypatc
     assert large == pytest.approx(0.3)
 
 
+def test_after_another_workers_compiler_failed_a_worker_warms_up_anew(monkeypatch):
+    """Its first step was compiled, or waited for the compiler: its seconds say nothing."""
+    worker = Worker(0, [0.2, (False, 0.1), 0.2, (True, 0.1)], failure_of_other="no such kernel")
+    lengths = iter([5.0, *[0.2] * 50])
+
+    def step(*sizes):
+        worker.steps.append(list(sizes))
+        worker.seconds += (spent := next(lengths))
+        return spent, 0.0
+
+    monkeypatch.setattr(worker, "step", step)
+    ((large, _), (_, small)) = visited(worker, monkeypatch)
+    assert (large, small) == pytest.approx((0.2, 0.2))
+    assert worker.seconds < 5 + 5.0 + 2 * 2.0  # 2.5 steps of 5 s would be longer
+
+
+@pytest.mark.parametrize("recomputing", ["off", "auto"])
 @pytest.mark.parametrize("compiling", ["on", "off"])
-def test_pairs_of_a_compiled_training_are_measured_compiled(tmp_path, monkeypatch, compiling):
+def test_pairs_of_a_compiled_training_are_measured_compiled(
+    tmp_path, monkeypatch, compiling, recomputing
+):
+    """Where nobody has chosen recomputation, blocks are not recomputed, and may be compiled."""
     machine = Machine()
     monkeypatch.setattr("batchwright.probing.pairs.measuring", lambda *_: nullcontext(machine))
-    plain = {"activation_checkpointing": "off", "cuda_graphs": "off", "precision": "float32"}
-    job = make_job(compile=compiling, **plain)
+    plain = {"cuda_graphs": "off", "precision": "float32"}
+    job = make_job(compile=compiling, activation_checkpointing=recomputing, **plain)
     with pair_measurer(job, {2}, tmp_path) as measure:
         measure([PAIR])
     assert machine.compiled == (compiling == "on")

@@ -310,6 +310,39 @@ def test_a_measured_cluster_takes_what_the_plan_predicts():
         assert alone.seconds.value == pytest.approx(plan.chosen.train_seconds.value, rel=0.05)
 
 
+@pytest.mark.parametrize("launch", ["local", "virtual"])
+def test_without_a_profile_the_exchange_counts_once(launch):
+    """The plan's epochs include it; the times of its virtual workers do not."""
+    link = {"latency": 1e-3, "bandwidth": 1e7}
+    keys = {"workers": 8, "global_batch": 128, "epochs": 3, "link": link, "launch": launch}
+    plan = bw.plan(make_profile(), **keys)
+    asked = {"speed_spread": 0, "step_spread": 0, "samples": 25_600, **FAST}
+    size, step = plan.network.trained_bytes, plan.chosen.step_seconds.value
+    exchanges = {n: 2 * (n - 1) * (1e-3 + size / n / 1e7) for n in (8, 16)}
+    assert exchanges[8] > 0.3 * step
+    for stated in ({}, link):
+        same, more = bw.simulate(plan, workers=(8, 16), **stated, **asked).clusters
+        assert same.step_seconds.value == pytest.approx(step, rel=0.1)
+        longer = more.step_seconds.value - same.step_seconds.value
+        assert longer == pytest.approx(exchanges[16] - exchanges[8], rel=0.1)
+    (quicker,) = bw.simulate(plan, latency=1e-6, bandwidth=1e12, **asked).clusters
+    assert quicker.step_seconds.value <= same.step_seconds.value
+    measured = bw.plan(make_profile(), workers=2, global_batch=64, epochs=3)
+    notes = bw.simulate(measured, workers=4, **asked).notes
+    assert any("include the exchange of its own workers" in one for one in notes)
+
+
+def test_what_a_plan_counts_for_lost_workers_is_not_taken_for_evaluations():
+    goal = {"preemptions_per_hour": 500.0, "restart_seconds": 0, "checkpoint_cost": 0}
+    alike = {"speed_spread": 0, "step_spread": 0, "checkpoint_cost": 0, "checkpoint_seconds": 60}
+    none = {"preemptions_per_hour": 0, **alike, **FAST}
+    keys = {"workers": 2, "global_batch": 64, "epochs": 30}
+    plans = [bw.plan(make_profile(), goal=one, **keys) for one in ({}, goal)]
+    assert plans[1].chosen.train_seconds.value > 1.05 * plans[0].chosen.train_seconds.value
+    plain, losing = (bw.simulate(plan, **none).clusters[0] for plan in plans)
+    assert losing.shares.evaluation == pytest.approx(plain.shares.evaluation, rel=1e-6)
+
+
 def test_a_longer_update_takes_its_time_in_a_simulation_too():
     updates = [
         UpdateTime(optimizer=name, seconds=seconds, low=seconds, high=seconds, repeats=9)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from batchwright.algorithms.splicing import spliced
+from batchwright.algorithms.splicing import spliced, why_not
 from batchwright.errors import PlanError
 from batchwright.planning.schedule import rate_schedule
+from batchwright.records import KindCount
 from samples import EPOCHS, make_cyclic_plan, make_data, make_plan, make_summary
 
 
@@ -76,6 +77,26 @@ def test_plans_that_do_not_go_together_are_refused():
     ):
         with pytest.raises(PlanError, match=named):
             spliced(make_plan(), new, 2)
+
+
+def test_kinds_and_cores_are_those_of_the_workers_of_the_first_row():
+    """An engine is asked for that row's workers, each with these cores."""
+    kind = KindCount(kind="a100", count=2)
+    before = make_plan(threads=2, cores=None, kinds=(kind,))
+    after = other(threads=8, cores=4, kinds=(kind,))
+    for epoch in (0, 7):
+        plan = spliced(before, after, epoch)
+        assert (plan.threads, plan.cores, plan.kinds) == (8, 4, (kind,))
+        assert plan.worker_cores == 4
+        assert why_not(plan, before, epoch) == ("" if epoch else why_not(after, before, 0))
+    row = after.stages[0].model_copy(update={"local_batch_sizes": (64,)})
+    alone = KindCount(kind="a100", count=1)
+    fewer = after.model_copy(update={"stages": (row,), "kinds": (alone,)})
+    plan = spliced(before, fewer, 7, workers_may_differ=True)
+    assert (plan.workers, plan.threads, plan.cores, plan.kinds) == (2, 2, None, (kind,))
+    assert why_not(plan, before, 7) == ""  # the run goes on from its checkpoint
+    plan = spliced(before, fewer, 0, workers_may_differ=True)
+    assert (plan.workers, plan.threads, plan.cores, plan.kinds) == (1, 8, 4, (alone,))
 
 
 def test_a_spliced_plan_is_explained_as_any_other():

@@ -9,9 +9,12 @@ from batchwright.records import Plan, Stage
 
 _EXPLAINING = (
     *("job", "considered", "target_epochs", "epoch_accuracy"),
-    *("knees", "held_out", "reasons"),
+    *("knees", "held_out", "threads", "cores", "reasons"),
 )
-"""Fields of a plan with reasons and predictions, which do not change what a run does."""
+"""Fields of a plan with reasons and predictions, which do not change what a run computes."""
+
+_OF_WORKERS = ("kinds", "threads", "cores")
+"""Fields of a plan that describe the workers of its first row."""
 
 _FREE = (
     *("epochs", "local_batch_sizes", "micro_batch_size", "learning_rate"),
@@ -25,7 +28,8 @@ def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool =
     """The plan of a run that changes to a new plan at ``epoch``: first old rows, then new ones.
 
     Header, data, network and the rule of the rate are kept, so the schedule of the rate goes on;
-    each new row has the rate for its batch. Considered candidates and reasons are the new plan's.
+    each new row has the rate for its batch. Considered candidates and reasons are the new plan's,
+    and so are kinds and cores of the workers, unless the first row is for another number of them.
     Accuracies after later epochs are not predicted, as the batch of the training changes.
 
     Args:
@@ -52,6 +56,7 @@ def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool =
         raise PlanError(
             f"a run of {followed.epochs} epochs cannot change its plan at epoch {epoch}"
         )
+    workers = new if epoch == 0 or new.workers == followed.workers else followed
     return followed.model_copy(
         update={
             "stages": (
@@ -65,8 +70,8 @@ def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool =
             ),
             "knees": new.knees,
             "held_out": new.held_out,
-            "kinds": new.kinds,
             "reasons": new.reasons,
+            **{name: getattr(workers, name) for name in _OF_WORKERS},
         }
     )
 

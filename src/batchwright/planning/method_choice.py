@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.candidates.objectives import MIN_SAVING
+from batchwright.planning.candidates.preemptions import losses_of_plan
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.run_history import experience_of
 from batchwright.records import (
@@ -239,13 +240,18 @@ def _by_runs(
 
 
 def _seconds(plan: Plan) -> float:
-    """Predicted seconds of the whole training, evaluations included."""
-    one = chosen_candidate(plan)
+    """Predicted seconds of the whole training, evaluations and lost work included."""
+    one, losses = chosen_candidate(plan), losses_of_plan(plan)
     assert one.train_seconds is not None  # noqa: S101 - predicted with what follows
     epochs = plan.likely_epochs()
-    evaluating = one.train_seconds.value - epochs * one.epoch_seconds.value
-    return evaluating + epochs / plan.epochs * sum(
-        stage.epochs * stage.predicted_epoch_seconds.value
-        for stage in plan.stages
-        if stage.predicted_epoch_seconds is not None
+    evaluating = losses.work(one.train_seconds.value) - epochs * one.epoch_seconds.value
+    training = (
+        epochs
+        / plan.epochs
+        * sum(
+            stage.epochs * stage.predicted_epoch_seconds.value
+            for stage in plan.stages
+            if stage.predicted_epoch_seconds is not None
+        )
     )
+    return losses.seconds(evaluating + training)

@@ -39,7 +39,11 @@ from batchwright.planning.candidates.choice import (
     settled_goal,
     workers_reason,
 )
-from batchwright.planning.candidates.cluster_options import ClusterOption, cluster_options_of
+from batchwright.planning.candidates.cluster_options import (
+    ClusterOption,
+    cluster_options_of,
+    may_mix,
+)
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
 from batchwright.planning.candidates.learnt import LearningLaw, expected_of, learnt_of, why_unknown
 from batchwright.planning.candidates.optimizer import (
@@ -57,10 +61,10 @@ from batchwright.planning.candidates.prediction_records import (
     predictions,
     training_time,
 )
-from batchwright.planning.candidates.preemptions import Offer, spot_reason
+from batchwright.planning.candidates.preemptions import Losses, Offer, spot_reason
 from batchwright.planning.candidates.progress import Progress, fewest_epochs, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
-from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
+from batchwright.planning.candidates.worker_types import WorkerType, worker_types_of
 from batchwright.planning.compiling import check_compilation, compilation
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
@@ -171,6 +175,8 @@ def make_plan(
     unknown = why_unknown(given, job, learnt) + choice.objective.without_accuracy
     progress = replace(choice.objective.progress, unknown=unknown)
     named = bool(job.goal.kinds) or len(kinds) > 1
+    taken = [kind.profile for kind, _ in choice.row.cluster.members]
+    own = next(profile for profile in merged if any(profile is one for one in taken))
     kept = kept_rows(rows, knees, choice)
     considered = predictions(table, rows, kept, choice, progress, named=named)
     chosen = considered[kept.index(choice.row)]
@@ -185,19 +191,18 @@ def make_plan(
     job = job.model_copy(update={"epochs": row.epochs})
     decided: dict[str, Any] = {"scaling": job.scaling, "ags": job.ags, "epochs": scheduled}
     losses = table.losses(row.cluster)
-    if losses.mean < inf and job.checkpoint_seconds == "auto":
-        decided["checkpoint_seconds"] = losses.interval
+    decided |= _checkpoints(job, losses)
     settled = asked.model_copy(update={"workers": chosen.workers, **decided})
     check_job(settled)
     times = Measured(settled, table, choice, chosen, progress)
     by_epoch: tuple[Estimate | None, ...] = ()
-    apart = len(kinds) > 1 and not link_given(job.link)
+    apart = len(kinds) > 1 and not may_mix(kinds, job)
     threads = None if job.launcher.simulated else _threads(row.cluster)
     workers = workers_reason(job, choice, threads, named=named, apart=apart)
     measured = (
-        measured_precision(merged[0], precision_of(job)),
-        *recomputation(merged[0]),
-        *compilation(merged[0], job),
+        measured_precision(own, precision_of(job)),
+        *recomputation(own),
+        *compilation(own, job),
         *graphs(merged),
     )
     why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
@@ -242,7 +247,7 @@ def make_plan(
             *machine(merged, row.cluster.workers),
             *extrapolations(row.cluster, layout.stages),
             *explained,
-            *(() if virtual else loading(merged[0], layout.stages)),
+            *(() if virtual else loading(own, layout.stages)),
         ),
         update,
         ags_by_runs=asked.ags.mode == "auto",
@@ -257,7 +262,7 @@ def make_plan(
         held_out=() if virtual else _held_out(kinds),
         kinds=row.cluster.kinds if named else (),
         threads=threads,
-        cores=threads and fewer_cores(merged[0], layout.stages, threads),
+        cores=threads and fewer_cores(own, layout.stages, threads),
     )
     accuracy_seen = runs or any(profile.trials for profile in given)
     if not job.method_spec.same_steps and accuracy_seen:
@@ -300,7 +305,9 @@ def plan_without_profile(
     why_update = optimizer_reason(job, batch, compared)
     if not job.method_spec.same_steps:
         layout = lay_out(job, times, why_update)
-        return _assembled(times, layout, layout.reasons)
+        if layout.server is not None:  # without one, no time is known, nor what is lost of it
+            job = job.model_copy(update=_checkpoints(job, times.losses))
+        return _assembled(replace(times, job=job), layout, layout.reasons)
     update = chosen_optimizer(job, batch, compared)
     rule, rates = rate_of(job, batch, data, network, update)
     layout = Layout(laid_out(job, rule, [times.only_level()]), rule)
@@ -349,8 +356,18 @@ def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) ->
 
 def _threads(cluster: ClusterOption) -> int | None:
     """Compute threads of each worker, as measured; `None` where workers had different numbers."""
-    found = {threads_of(kind.profile.cluster, count) for kind, count in cluster.members}
+    found = {
+        threads_of(kind.profile.cluster, cluster.workers if kind.together else count)
+        for kind, count in cluster.members
+    }
     return found.pop() if len(found) == 1 else None
+
+
+def _checkpoints(job: Job, losses: Losses) -> dict[str, float]:
+    """The interval between checkpoints, where workers are taken away and the job leaves it open."""
+    if losses.mean == inf or job.checkpoint_seconds != "auto":
+        return {}
+    return {"checkpoint_seconds": losses.interval}
 
 
 def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
@@ -386,9 +403,9 @@ def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:
     """The candidates, their knees and the choice among them, made as for `plain`.
 
-    A cycle of resolutions may keep a deadline that training at the highest resolution alone
-    misses. So if no candidate keeps the deadline, it is left out for such methods, and `lay_out`
-    checks it.
+    Methods that take other steps may keep a deadline or a cost that `plain` misses: low resolutions
+    are quicker, and workers of a server exchange less. So if no candidate keeps these, they are
+    left out for such methods, and `lay_out` checks them.
     """
     job = table.job
     rows = [aimed(job.goal, row, progress, table.trained) for row in table.rows()]
@@ -403,17 +420,15 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
 
     if job.method_spec.served and job.workers == "auto":  # two groups take two workers or more
         rows = [row for row in rows if row.cluster.workers > 1] or rows
-    try:
-        return chosen(rows)
-    except PlanError:
-        if not job.method_spec.cycles or job.goal.deadline is None:
-            raise
-    return chosen(
-        [
-            replace(row, misses=tuple(m for m in row.misses if m.limit != "goal.deadline"))
-            for row in rows
-        ]
-    )
+    for limit in () if job.method_spec.same_steps else ("goal.deadline", "goal.max_cost"):
+        try:
+            return chosen(rows)
+        except PlanError:
+            rows = [
+                replace(row, misses=tuple(miss for miss in row.misses if miss.limit != limit))
+                for row in rows
+            ]
+    return chosen(rows)
 
 
 def _longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], float]:

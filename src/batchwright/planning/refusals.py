@@ -260,8 +260,6 @@ def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
 
     most = fewest - 1 + bisect_left(range(fewest, nearest.epochs), True, key=too_long)
     fewer = f"give epochs={most}" + " or less" * (most > fewest)
-    if not job.method_spec.same_steps:  # limits are checked with the times of `plain` first
-        fewer = f"train fewer epochs, {most} at most"
     names = {kind.name for kind, _ in nearest.cluster.members}
     stated = any(kind.memory for kind in job.goal.kinds if kind.kind in names)
     memory = "the memory of goal.kinds" if stated else "goal.memory"

@@ -202,14 +202,14 @@ class Ledger:
         self._visits.setdefault(point, {})[self.turn] = tuple(steps)
         if loading is not None:
             self._loading[self.turn] = loading
-        self.steps[point] = [self._visits[point][turn] for turn in self._counted(point)]
+        self.steps[point] = [self._visits[point][turn] for turn in self.counted(point)]
 
     def disturb(self, since: int) -> None:
         """Mark the visits after turn ``since`` as disturbed: other programs used the machine."""
         self._disturbed.update(range(since + 1, self.turn + 1))
         for point, visits in self._visits.items():
             if max(visits) > since:
-                self.steps[point] = [visits[turn] for turn in self._counted(point)]
+                self.steps[point] = [visits[turn] for turn in self.counted(point)]
 
     def is_disturbed(self, point: Point) -> bool:
         """Whether all visits to a point were disturbed."""
@@ -217,9 +217,10 @@ class Ledger:
 
     def loading(self, point: Point) -> list[StepLoading]:
         """Times of loading in the visits that count, where loader processes fed them."""
-        return [self._loading[turn] for turn in self._counted(point) if turn in self._loading]
+        return [self._loading[turn] for turn in self.counted(point) if turn in self._loading]
 
-    def _counted(self, point: Point) -> list[int]:
+    def counted(self, point: Point) -> list[int]:
+        """Numbers of the visits to a point that count, among all visits, from 1 on."""
         visits = self._visits[point]
         return [turn for turn in visits if turn not in self._disturbed] or list(visits)
 

@@ -384,9 +384,9 @@ class Bench:
             ahead = updater.ahead(weight, factors, self._early, self._clock, waits=narrow)
         tally = self._reduction.finish(replace(own, uncompiled=float(failed)), share, ahead)
         self._clock.lap(meter or EpochMeter(), "communication")
-        if tally.uncompiled:  # where one worker's compiler fails, no worker computes compiled
-            reasons = self.group.gather(self.compilation.failure)
-            self.compilation.failure, self._failure_shared = next(filter(None, reasons)), True
+        if tally.uncompiled:
+            self.share_failure(self.group)
+            self._failure_shared = True
         if tally.missing:
             updater.clear()
             return StepResult(fits=False)
@@ -400,6 +400,12 @@ class Bench:
             self.optimizer.step()  # so that the optimizer has its state, as after any step
         updater.clear()
         return StepResult(finite=finite or scale.scale > 1, stopped=bool(tally.stop))
+
+    def share_failure(self, group: Group) -> bool:
+        """Compute uncompiled if compiling has failed on any worker of ``group``; whether it has."""
+        reasons = group.gather(self.compilation.failure)
+        self.compilation.failure = next(filter(None, reasons), "")
+        return bool(self.compilation.failure)
 
     def start_over(self) -> None:
         """Restore the starting weights: a diverged network computes with NaN and never updates."""

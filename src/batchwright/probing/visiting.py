@@ -96,7 +96,7 @@ class Visitor:
         self._too_little_shared = False  # whether the last command ended for want of shared memory
         self._watch, self._watched = watch, 0
         self._places = [one.with_kind(job.probe.kind) for one in places]
-        self._by_worker: dict[Point, list[WorkerMeans]] = {}
+        self._by_worker: dict[int, WorkerMeans] = {}  # by number of the visit
 
     @property
     def limit(self) -> int:
@@ -168,7 +168,7 @@ class Visitor:
         if job.compile == "off":
             return
         replays = job.cuda_graphs == "on" and self.graphs is None  # the job asks for replaying
-        if job.activation_checkpointing == "off" and not replays:
+        if job.activation_checkpointing != "on" and not replays:
             self._report("compiling")
             command = commands.Compile(
                 workers=self._workers,
@@ -310,7 +310,7 @@ class Visitor:
     def keep(self, point: Point, visited: commands.Visited) -> None:
         """Keep what `look` gave as a visit to ``point``."""
         self.ledger.add(point, visited.steps, visited.loading)
-        self._by_worker.setdefault(point, []).append(visited.by_worker)
+        self._by_worker[self.ledger.turn] = visited.by_worker
         self.is_disturbed()
 
     def is_disturbed(self, *, waiting: bool = False) -> bool:
@@ -433,8 +433,12 @@ class Visitor:
         """Step times of each kind of worker; empty where all are of one kind."""
         if not self._places:
             return ()
+        visits = {
+            point: [self._by_worker[turn] for turn in self.ledger.counted(point)]
+            for point in self.ledger.steps
+        }
         named = self.job.probe.kind
-        return kinds_of(self._places, self.step_times(), self._by_worker, named=named)
+        return kinds_of(self._places, self.step_times(), visits, named=named)
 
     def memory_points(self) -> tuple[MemoryPoint, ...]:
         """Memory of the weighed points, rising."""

@@ -75,7 +75,7 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
     asked = 1 if job.launcher.one_worker else job.workers
     _check_asked(kinds, job, asked)
     found = [ClusterOption(((kind, n),)) for kind in kinds for n in _sizes(kind, job)]
-    if len(kinds) > 1 and (link_given(job.link) or all(kind.together for kind in kinds)):
+    if may_mix(kinds, job):
         for cap in (job.goal.max_workers, *([asked] if isinstance(asked, int) else [])):
             speeds = {kind.name: _speed(kind, job) for kind in kinds}
             found += _prefixes(sorted(kinds, key=lambda one: (-speeds[one.name], one.name)), cap)
@@ -105,11 +105,23 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
     # Times of kinds that were measured together do not hold for fewer workers.
     least = max((kind.measured[0] for kind in kinds if kind.together), default=0)
     found = [cluster for cluster in found if cluster.workers >= least]
+    if not found:
+        raise PlanError(
+            f"goal.max_workers={job.goal.max_workers}: the times of kinds of workers that were "
+            f"measured together do not hold for fewer than these {least}: give {least} or more, or "
+            "probe again with fewer workers"
+        )
     unique = {
         frozenset((kind.name, count) for kind, count in cluster.members): cluster
         for cluster in found
     }
     return tuple(sorted(unique.values(), key=lambda cluster: (cluster.workers, str(cluster))))
+
+
+def may_mix(kinds: Sequence[WorkerType], job: Job) -> bool:
+    """Whether clusters may have several kinds: over a stated link, or as they were measured."""
+    known = link_given(job.link) or all(kind.together for kind in kinds)
+    return len(kinds) > 1 and known
 
 
 def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> None:

@@ -24,7 +24,7 @@ from batchwright.planning.candidates.table import (
 from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import product
-from batchwright.records import Estimate, Goal, HeldOut, Job, Prediction, Reason, Source, Stage
+from batchwright.records import Estimate, HeldOut, Job, Prediction, Reason, Source, Stage
 from batchwright.records.text.formatting import between, counted, local_batches, percent, size
 
 MAX_SHOWN = 200
@@ -211,12 +211,12 @@ _CORES_MAY_MOVE = (
 
 
 def prediction_reasons(
-    job: Job, row: Row, found: Prediction, stage: Stage
+    table: Table, row: Row, found: Prediction, stage: Stage
 ) -> tuple[Reason, tuple[Reason, ...], Reason]:
     """Reasons for the local batches, the memory and the epoch time of the chosen row.
 
     Args:
-        job: Resolved.
+        table: Predicts times and memory.
         row: The chosen row.
         found: Its record.
         stage: The stage of the plan that is made of it.
@@ -234,7 +234,7 @@ def prediction_reasons(
     source = _ASSUMED if found.assumed else _PREDICTED
     return (
         _local_batches(stage, row.cluster),
-        _memory(row, found, job.goal),
+        _memory(table, row, found),
         Chosen(value, " ".join(texts), source).reason("epoch time"),
     )
 
@@ -255,10 +255,13 @@ def _local_batches(stage: Stage, cluster: ClusterOption) -> Reason:
     return Chosen(f"{value} samples", f"{shares}, each in {how}.", source).reason("local batches")
 
 
-def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
+def _memory(table: Table, row: Row, found: Prediction) -> tuple[Reason, Reason]:
     """Reasons for the predicted peak against the limit, and for the largest batch that fits."""
-    kind, _ = row.cluster.members[0]
+    members, goal = shares_by_kind(row.cluster, row.totals), table.job.goal
+    kind, _ = max(members, key=lambda one: table.peak(row, *one).high)  # whose peak is shown
     whose = "goal.memory" if goal.memory else "what the device has free for one worker"
+    if any(one.memory for one in goal.kinds if one.kind == kind.name):
+        whose = "the memory of goal.kinds"
     why = (
         f"At most {in_memory(found.peak_bytes.high)} predicted for {found.micro_batch_size} "
         f"images at once; the limit is {in_memory(kind.limit)}, {whose}."
@@ -273,7 +276,7 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
         + (f" ({kind.name})" if len(row.cluster.members) > 1 else "")
         for kind, _ in row.cluster.members
     ]
-    each = kind.memory.bytes_per_sample(row.resolution)
+    each = row.cluster.members[0][0].memory.bytes_per_sample(row.resolution)
     why = (
         "Up to there the upper end of the predicted peak stays within the limit, or it is all the "
         f"data; an image takes {size(each) if each >= 1 else 'too little to be told'}."

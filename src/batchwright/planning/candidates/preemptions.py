@@ -18,7 +18,7 @@ from batchwright.algorithms.checkpointing import (
 )
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
-from batchwright.records import Alternative, Estimate, Job, NetworkFacts, Reason, Source
+from batchwright.records import Alternative, Estimate, Job, NetworkFacts, Plan, Reason, Source
 from batchwright.records.text.formatting import duration, number, percent
 
 TOO_OFTEN = 100.0
@@ -140,6 +140,13 @@ def losses_of(job: Job, network: NetworkFacts, preemptions: float) -> Losses:
         asked=asked,
         assumed=goal.checkpoint_cost is None,
     )
+
+
+def losses_of_plan(plan: Plan) -> Losses:
+    """The losses of a plan's workers."""
+    counts = {one.kind: one.count for one in plan.kinds} or {"": plan.workers}
+    often = (count * plan.job.goal.preemptions_of(kind) for kind, count in counts.items())
+    return losses_of(plan.job, plan.network, sum(often))
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ def two_groups(
     top = times.large_batch()
     large = large_batches_of(job, levels, top, samples / times.workers, times.fitting)
     pace = times.pace(large.value[-1])
+    deadline, allowed = job.goal.deadline, None
+    if deadline is not None:
+        allowed = times.losses.work(deadline) - times.other_seconds(job.epochs)
     found = served_in_time(
         job,
         pace,
@@ -48,7 +51,7 @@ def two_groups(
         large_batches=large,
         samples=samples,
         epochs=(job.epochs,) if schedule is None else schedule.epochs_of_levels,
-        other_seconds=times.other_seconds(job.epochs),
+        allowed=allowed,
     )
     rows = []
     for side, groups, batch in zip(levels, found.groups, large.value, strict=True):

@@ -98,7 +98,7 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         *method_reason(job),
         *made.reasons,
         *_training_time(job, made.stages, total),
-        *times.losses.reasons(total),
+        *(times.losses.reasons(total) if total.value else ()),
         *link_reason(job),
     )
     return replace(made, reasons=found)
@@ -145,7 +145,7 @@ def _kept_by(job: Job, times: Measured | Stated, limit: str) -> Iterator[str]:
     by_epoch, fewest = job.cycle.model_copy(update={"stage_epochs": "auto"}), fewest_epochs(job)
     shorter = range(fewest, job.epochs)
     if fits := bisect_left(shorter, True, key=lambda n: missed(epochs=n, cycle=by_epoch)):
-        evenly = " and cycle.stage_epochs=auto" * (job.cycle != by_epoch)
+        evenly = " and cycle.stage_epochs=auto" * (job.method_spec.cycles and job.cycle != by_epoch)
         yield f"give epochs={shorter[fits - 1]}{' or less' * (fits > 1)}{evenly}"
     if not missed(dual=job.dual.model_copy(update={"extra_time": "auto"})):
         yield "leave dual.extra_time to the plan"

@@ -263,7 +263,7 @@ class Measured:
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
         """Reasons at the highest resolution: first for the batch, then for memory and time."""
-        found = prediction_reasons(self.job, self.choice.row, self.chosen, stage)
+        found = prediction_reasons(self.table, self.choice.row, self.chosen, stage)
         return found[:1], (*found[1], found[2])
 
 

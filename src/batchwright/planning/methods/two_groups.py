@@ -207,7 +207,7 @@ def served(
     samples: int,
     small_workers: Chosen[int],
     epochs: Sequence[int],
-    other_seconds: float,
+    allowed: float | None,
 ) -> Served:
     """Both groups at each resolution.
 
@@ -219,7 +219,8 @@ def served(
         samples: Training samples of an epoch.
         small_workers: Number of small-batch workers, and the reason.
         epochs: Epochs at each resolution.
-        other_seconds: Seconds of the training besides its rounds, which count for the deadline.
+        allowed: Seconds that the deadline leaves for all rounds, the rest of the training and the
+            loss of workers aside; `None` without a deadline.
 
     Raises:
         PlanError: No pair exists, or the deadline leaves no time.
@@ -263,8 +264,7 @@ def served(
             why = "As much as leaves a small batch that can be trained on."
             extra = Chosen(floor(1e4 * feasible) / 1e4, why, "predicted")
     groups = groups_at(extra.value)
-    if deadline is not None and extra.source == "predicted":
-        allowed = deadline - other_seconds
+    if allowed is not None and extra.source == "predicted":
         highs = [pace.spread(side, large)[1] for side, large in levels]
         for _ in range(_SHORTENINGS):
             rounds = zip(epochs, groups, highs, strict=True)

@@ -27,7 +27,8 @@ from batchwright.algorithms.partition import apportion
 from batchwright.algorithms.simulated_clock import StepTime, step_times
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.optimizer import extra_seconds
-from batchwright.planning.candidates.worker_types import WorkerType, worker_types_of
+from batchwright.planning.candidates.preemptions import losses_of_plan
+from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.merging import kind_of, kinds_apart
 from batchwright.prediction.collective import exchange_seconds, fit_collectives
 from batchwright.prediction.drift import (
@@ -327,10 +328,13 @@ class ImaginedCluster:
         if self.workers == 1:
             return 0.0
         stated = self.scenario.latency is not None or self.scenario.workers_per_host > 1
-        kind = self._kind(0) if self._kinds else None
-        if kind is None and self.workers == self.plan.workers and not stated:
-            return 0.0  # the lines are made of predicted epochs, which include the exchange
-        size = self.plan.network.trained_bytes
+        kind, planned = self._kind(0) if self._kinds else None, self.plan.job.link
+        size, known = self.plan.network.trained_bytes, link_given(planned)
+        # Lines that are made of predicted epochs include the exchange of the plan's workers.
+        included = kind is None and stage.sample_seconds is None and self.plan.workers > 1
+        as_planned = kind is None and self.workers == self.plan.workers and not stated
+        if as_planned and (included or not known):
+            return 0.0
         computing = max(
             float(lines[int(rank)][0] * local + lines[int(rank)][1])
             for rank, local in zip(self.like, batches, strict=True)
@@ -347,6 +351,13 @@ class ImaginedCluster:
             if not model.assumed(self.workers):
                 return model.seconds(size, self.workers)
         exchange = self.all_reduce_seconds(size)
+        if included and known:
+            return max(exchange - exchange_seconds(size, self.plan.workers, planned), 0.0)
+        if included:
+            self.notes[
+                "steps of the plan include the exchange of its own workers, which counts beside "
+                "the simulated one (no --profile)"
+            ] = None
         overlap = (kind.times.overlap if kind is not None else None) or NO_OVERLAP
         return combine(computing, exchange, overlap) - computing
 
@@ -375,7 +386,9 @@ class ImaginedCluster:
             return 0.0
         epochs = chosen.trained_epochs or self.plan.epochs
         evaluations = ceil(epochs / self.plan.job.evaluate_epochs)
-        spent = chosen.train_seconds.value - epochs * chosen.epoch_seconds.value
+        # Workers that are taken away are simulated, so their part of the plan's time is left out.
+        work = losses_of_plan(self.plan).work(chosen.train_seconds.value)
+        spent = work - epochs * chosen.epoch_seconds.value
         return max(spent, 0.0) / evaluations * self.plan.workers / self.workers
 
     @cached_property

@@ -46,7 +46,10 @@ def _stretch(
     if feed is not None:
         supplies = [bench.stream(feed, parts, command.resolution).__next__] * len(parts)
     take_first_steps(bench, *supplies)
+    uncompiled = bool(bench.compilation.failure)
     each = _warm(bench, supplies)
+    if bench.share_failure(everyone) and not uncompiled:  # else some would go on compiled
+        each = _warm(bench, supplies)
     seconds = max(command.seconds, (MIN_STEPS + 0.5) * max(everyone.gather(each)))
     # Steps go on until the time is up, so that all workers compute all the while. A step that ends
     # later had the machine more to itself and does not count, unless it is the only one.
