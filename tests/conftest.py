@@ -55,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         return
     gc.disable()  # until all tests are imported
+    from batchwright.distributed.processes import spinning_shortly
+
+    os.environ.update(spinning_shortly(os.environ))  # before torch loads its threads
     import torch
     from hypothesis import HealthCheck, settings
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -82,6 +84,21 @@ def test_where_memory_runs_out_half_as_many_samples_are_taken():
     model = Quadratic((2.0, 1.0))
     assert "track/hessian" in tracked(BOTH, model, model, batch_of, 1000)
     assert asked == [MAX_SAMPLES, 64, 32, 16]
+
+
+class Pair(NamedTuple):
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+def test_a_batch_stays_of_its_class():
+    model = nn.Linear(3, 2).double()
+
+    def loss_of(batch):
+        return nn.functional.cross_entropy(model(batch.images), batch.labels)
+
+    found = tracked(BOTH, model, loss_of, lambda n: Pair(torch.ones(n, 3), torch.arange(n) % 2), 4)
+    assert len(found) == len(BOTH)
 
 
 def test_a_network_without_a_second_derivative_is_named_in_a_line():

@@ -139,6 +139,21 @@ def survive(rank, victim, number, agent, seconds):
     return str(told.value)
 
 
+def with_a_launcher_each(rank):
+    os.environ["LOCAL_RANK"] = "0"
+    group = Group(torch.device("cpu"), SECONDS)
+    group.close()
+    return group.places
+
+
+@pytest.mark.slow
+def test_workers_of_several_launchers_on_one_host_have_places_of_their_own(crew):
+    """Speeds and shares are kept by place: of two with one, only the last would have any."""
+    first = f"{os.uname().nodename}/cpu:0"
+    found = crew.together(with_a_launcher_each, workers=3)
+    assert found == [(first, f"{first}#2", f"{first}#3")] * 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "victim", "number", "agent", "seconds", "said"),

@@ -412,6 +412,14 @@ def test_parts_of_a_loss_with_other_weights_are_refused():
         run_loop(one, step)
 
 
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
+def test_a_loss_over_less_than_nothing_or_no_number_is_refused(weight):
+    """With the first two no step would ever change the model, and nobody would be told."""
+    one = make_session()
+    with pytest.raises(ValueError, match=f"weight={weight:g}: give what the loss is a mean over"):
+        run_loop(one, lambda features, _: one.step(one.model(features).mean(), weight=weight))
+
+
 def test_weights_outside_the_optimizer_neither_move_nor_add_up():
     model = nn.Sequential(nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES))
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
@@ -781,6 +789,14 @@ def test_items_draw_apart_from_each_other_and_generators_too():
     assert len({value for each in drawn for value in each}) == 3 * len(keys)
 
 
+def test_each_sample_is_fetched_once_where_batch_normalization_wants_larger_parts():
+    """Five samples in parts of two would leave one alone."""
+    points, model = Points(), make_model(extras=True)
+    one = make_session(model, dataset=points, plan=make_tiny_plan(micro=2, epochs=1))
+    run_loop(one, lambda features, _: one.step(model(features).square().mean()))
+    assert sorted(points.seen) == list(range(SAMPLES))
+
+
 @pytest.mark.slow
 def test_loader_processes_change_nothing():
     models = []
@@ -821,6 +837,16 @@ def test_an_error_in_the_users_loop_leaves_autocast():
     with pytest.raises(ZeroDivisionError):
         run_loop(one, lambda features, labels: 1 / 0)
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_so_does_one_before_a_batch_is_done_whose_iterator_is_kept():
+    with make_session(plan=make_tiny_plan(precision="bfloat16", epochs=1)) as one:
+        next(one.epochs())
+        batches = one.batches()
+        next(batches)
+        assert torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu")
+    batches.close()
 
 
 # ------------------------------------------------------------------------------------ evaluation

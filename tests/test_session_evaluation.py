@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.errors import TrainingError
-from batchwright.training.evaluate.evaluation import evaluation_batch
+from batchwright.training.evaluate.evaluation import evaluation_batch, merged_batch_norm
 from test_session import (
     CLASSES,
     FEATURES,
@@ -159,6 +160,17 @@ class Cached(nn.Module):
         if self.table is None:
             self.table = torch.linspace(0.9, 1.1, FEATURES)
         return self.linear(features * self.table)
+
+
+def test_merged_statistics_have_no_variance_below_zero():
+    """A constant channel has none, and rounding of its squared mean would make it NaN."""
+    layer, means = nn.BatchNorm1d(101), torch.linspace(1e5, 1e7, 101)
+    layer.running_mean.copy_(means)
+    layer.running_var.zero_()
+    others = SimpleNamespace(size=2, sum=lambda own: own + 2 * own)  # of the same statistics
+    with merged_batch_norm(layer, others, 1 / 3):
+        torch.testing.assert_close(layer.running_mean, means)
+        assert layer.running_var.min() >= 0
 
 
 def test_what_a_module_keeps_of_an_evaluation_can_be_trained_with():

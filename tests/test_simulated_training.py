@@ -21,11 +21,19 @@ from torch.utils.data import TensorDataset
 from batchwright import Session
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.server_child import SERVER, SERVER_KEY
-from batchwright.errors import DeadlineReached, Interrupted, JobError, PlanError, TrainingError
+from batchwright.errors import (
+    DeadlineReached,
+    FileError,
+    Interrupted,
+    JobError,
+    PlanError,
+    TrainingError,
+)
 from batchwright.records import AgsRule, RunSummary
 from batchwright.training import loop
 from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.batches.sampler import epoch_order, step_sizes
+from batchwright.training.checkpoints import checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.training.parameter_server.merging import pack, unpack, weighted_mean
@@ -609,6 +617,27 @@ def test_every_epoch_is_scored_in_a_run_that_goes_on_after_it_was_killed(tmp_pat
     monkeypatch.undo()
     summary, _ = train(plan_of("asp"), tmp_path / "run", resume=True)
     assert [record.val_count for record in summary.epochs] == [40] * 3
+
+
+@pytest.mark.parametrize("consistency", [None, "asp"])
+def test_a_run_whose_last_checkpoint_is_not_written_is_not_finished(
+    tmp_path, consistency, monkeypatch
+):
+    save = checkpoint_writer.save_checkpoint
+
+    def only_the_best(path, content, **options):
+        if path.stem == "last":
+            raise FileError("the test's disk is full")
+        save(path, content, **options)
+
+    served = {"consistency": consistency, "shares": (50, 40)} if consistency else {}
+    plan = make_virtual_plan((10, 8), epochs=2, **served)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer, "save_checkpoint", only_the_best)
+        with pytest.raises(FileError, match="the test's disk is full"):
+            train(plan, tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+    assert len(train(plan, tmp_path, resume=True)[0].epochs) == 2
 
 
 def test_no_run_folder_keeps_nothing(tmp_path, monkeypatch):

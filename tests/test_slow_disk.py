@@ -146,3 +146,10 @@ def test_a_stop_is_kept_however_long_the_disk_takes(found, folder):
 def test_both_hear_that_it_could_not_be_written_after_all(found):
     for each in found:
         assert each["full"]["ended"] == "cannot write last.pt: the test's disk is full"
+
+
+def test_a_run_has_its_summary_only_once_its_last_checkpoint_is_there(found, folder):
+    """A folder with a summary is taken for that of a finished run."""
+    assert found[0]["full"]["ended"]
+    assert (folder / "whole" / "run" / "summary.json").exists()
+    assert not (folder / "full" / "run" / "summary.json").exists()

@@ -148,6 +148,22 @@ def test_whoever_receives_learns_that_another_thread_has_ended_the_connection(en
     assert problems
 
 
+def test_a_connection_that_another_thread_sends_through_keeps_its_descriptor(ends):
+    """What is sent would else go into whatever has the descriptor next."""
+    ours, theirs = ends
+    closing = threading.Thread(target=ours.close)
+    with ours._sending:
+        closing.start()
+        with pytest.raises(ConnectionError):
+            theirs.receive()
+        closing.join(0.1)
+        assert ours._socket.fileno() >= 0
+    closing.join(SECONDS)
+    assert ours._socket.fileno() < 0
+    with pytest.raises(ConnectionError):
+        ours.send(Beat())
+
+
 def test_without_the_key_nobody_gets_in():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(SECONDS)

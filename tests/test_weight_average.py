@@ -179,6 +179,20 @@ def test_after_the_last_epoch_the_model_has_it():
         assert average == one.evaluate(Points(HELD_OUT), logits, model=copy.deepcopy(model))
 
 
+def test_so_has_one_whose_loop_is_left_behind_an_epochs_last_step():
+    """As early stopping leaves it."""
+    model = make_model(extras=True)
+    with make_session(model, plan=averaging()) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(model(features), labels))
+            with one._run._setup.average.in_place():
+                average = weights_of(model)
+            assert not torch.equal(average, weights_of(model))
+            break
+    assert torch.equal(average, weights_of(model))
+
+
 def test_masks_stay_and_values_that_are_not_finite_are_passed_over():
     model = make_model(extras=True)
     mask = torch.full((3, 3), -torch.inf).triu(1)

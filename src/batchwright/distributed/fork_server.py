@@ -40,6 +40,7 @@ from batchwright.distributed.processes import (
 
 _MODULES = ("batchwright.probing.worker", "batchwright.training.loop")
 _MAX_BYTES = 1 << 20  # of a message: what to start, with its environment
+_EVENT_BYTES = 4096  # of a message that a worker has started or ended, at most
 _MAX_FILES = 64
 _POLL_SECONDS = 0.01
 _FOR_WORKERS = tuple(one for one in STOP_SIGNALS if one != signal.SIGINT)  # that is Python's own
@@ -167,9 +168,11 @@ class _ForkServer:
 
     def _listen(self) -> None:
         """Read the server's messages, without waiting for any."""
-        while not self._gone and select.select([self._line], [], [], 0)[0]:
+        while not self._gone:
             try:
-                message = self._line.recv(_MAX_BYTES)
+                message = self._line.recv(_EVENT_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # there is none
+                return
             except ConnectionError:
                 message = b""
             if not message:

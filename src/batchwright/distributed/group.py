@@ -58,7 +58,8 @@ class Group:
         size: Number of workers.
         places: Where each worker computes, in rank order: host name, device type and local rank,
             as in ``node1/cuda:0``. A worker that is started again may find itself under another
-            rank, but not at another place.
+            rank, but not at another place. No two are the same: several launchers on one host all
+            count from 0, and then the second worker there is ``node1/cuda:0#2``.
         handle: The ``group`` argument of `torch.distributed`; ``None`` stands for all workers.
 
     Raises:
@@ -83,7 +84,11 @@ class Group:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         own = presence(f"{socket.gethostname()}/{device.type}:{local_rank}")
         present: list[Presence] = self.gather(own)
-        self.places = tuple(one.place for one in present)
+        places = [one.place for one in present]
+        self.places = tuple(
+            f"{place}#{before + 1}" if (before := places[:rank].count(place)) else place
+            for rank, place in enumerate(places)
+        )
         self._roll_call: RollCall | None = None
         if self.size > 1 and meeting is None:  # a file would grow with every beat
             self._roll_call = RollCall(

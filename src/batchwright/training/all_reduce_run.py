@@ -14,7 +14,7 @@ from batchwright.distributed.reducer import Reducer
 from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
 from batchwright.records.text.formatting import counted
-from batchwright.training.batches.batch_split import Sharing, share_of
+from batchwright.training.batches.batch_split import Sharing
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -198,7 +198,7 @@ class AllReduceRun:
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
-        """Write the summary; nobody leaves before checkpoints and summary are there.
+        """Write the summary once all checkpoints are written; nobody leaves before it is there.
 
         A loop that is left behind the last step of an epoch, as early stopping does, has ended it.
         """
@@ -206,8 +206,11 @@ class AllReduceRun:
         if self._batches is not None and steps is not None and self.state.step == len(steps):
             self._left = True
             self._end_epoch()
-        self._recorder.finish()
+            if self._setup.average:
+                self._setup.average.leave()
         self._checkpoints.settle()
+        self._recorder.finish()
+        self._group.barrier()
 
     def close(self) -> None:
         """Remove the hooks, and finish what is being written."""
@@ -349,7 +352,8 @@ class AllReduceRun:
             self._checkpoint("best")
 
     def _checkpoint(self, name: str) -> None:
-        share = share_of(self.local_batch_sizes, self.rank)
+        sizes = self.local_batch_sizes
+        share = sizes[self.rank] / sum(sizes)
         self.state.gradient_order = self._reducer.order
         self.state.meter.checkpoint += self._checkpoints.save(name, self.state, share)
         self._clock.restart()

@@ -362,6 +362,7 @@ class Session:
 
         Raises:
             RuntimeError: No batch is open, or no parameter got a gradient.
+            ValueError: The weight is negative, infinite or not a number.
             LostWorkerError: Another worker is gone.
             TrainingError: Gradients were not finite for many steps in a row, or not even the
                 smallest micro-batch fits into memory.
@@ -377,7 +378,7 @@ class Session:
 
         Raises:
             RuntimeError: No batch is open.
-            ValueError: A part before had another weight.
+            ValueError: As for `step`, or a part before had another weight.
         """
         self._run.stepper.backward(loss, weight)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import Any
 
@@ -222,8 +221,3 @@ class Sharing(Division):
 def _most_ahead(tally: Tally) -> int:
     """Steps after the tally's whose samples some worker's feed was already asked for."""
     return int(max(note.ahead for note in tally.notes))
-
-
-def share_of(sizes: Sequence[int], rank: int) -> float:
-    """A worker's share of a step's samples, b_i / B."""
-    return sizes[rank] / sum(sizes)

@@ -360,7 +360,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if isinstance(batch, Mapping):
         return like_mapping(batch, {key: to_device(one, device) for key, one in batch.items()})
     if isinstance(batch, (tuple, list)):
-        return _like(batch, [to_device(value, device) for value in batch])
+        return like_sequence(batch, [to_device(value, device) for value in batch])
     return batch
 
 
@@ -369,7 +369,7 @@ def _replace(batch: Batch, part: ImagePart, value: Tensor) -> Batch:
         return like_mapping(batch, {**batch, part: value})
     values = list(batch)
     values[int(part)] = value
-    return _like(batch, values)
+    return like_sequence(batch, values)
 
 
 def like_mapping(batch: Any, values: dict[Any, Any]) -> Any:
@@ -384,6 +384,7 @@ def like_mapping(batch: Any, values: dict[Any, Any]) -> Any:
     return type(batch)(values)
 
 
-def _like(batch: Batch, values: list[Any]) -> Batch:
+def like_sequence(batch: Any, values: list[Any]) -> Any:
+    """A list or tuple of the same class as ``batch`` with other values."""
     named = hasattr(batch, "_fields")  # a named tuple takes its fields one by one
     return type(batch)(*values) if named else type(batch)(values)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from batchwright.training.batches.feeding import like_mapping
+from batchwright.training.batches.feeding import like_mapping, like_sequence
 from batchwright.workload.host import is_out_of_memory, release_memory
 
 Compute = Callable[[Any], Any]  # a batch to its mean loss, or a dict that holds it
@@ -323,8 +323,7 @@ def _with(output: Any, nothing: Tensor) -> Any:
     elif isinstance(output, (list, tuple)):
         for at, value in enumerate(output):
             if (found := _with(value, nothing)) is not value:
-                values = [*output[:at], found, *output[at + 1 :]]
-                return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+                return like_sequence(output, [*output[:at], found, *output[at + 1 :]])
     elif is_dataclass(output) and not isinstance(output, type):
         for one in fields(output):
             value = getattr(output, one.name)
@@ -369,6 +368,5 @@ def _rows(value: Any, low: int, high: int, samples: int) -> Any:
     if isinstance(value, (list, tuple)):
         if len(value) == samples and not any(isinstance(one, Tensor) for one in value):
             return value[low:high]  # texts, names, one for each sample
-        rows = [_rows(one, low, high, samples) for one in value]
-        return type(value)(*rows) if hasattr(value, "_fields") else type(value)(rows)
+        return like_sequence(value, [_rows(one, low, high, samples) for one in value])
     return value

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from batchwright.errors import TrainingError
+from batchwright.training.batches.feeding import like_mapping, like_sequence
 from batchwright.workload.host import is_out_of_memory, release_memory
 
 MAX_SAMPLES = 128
@@ -162,8 +163,8 @@ def _as(dtype: torch.dtype, batch: Any) -> Any:
     """A batch whose floating-point tensors are in another number format."""
     if isinstance(batch, Tensor):
         return batch.to(dtype) if batch.is_floating_point() else batch
-    if isinstance(batch, dict):
-        return {key: _as(dtype, value) for key, value in batch.items()}
+    if isinstance(batch, Mapping):
+        return like_mapping(batch, {key: _as(dtype, value) for key, value in batch.items()})
     if isinstance(batch, list | tuple):
-        return [_as(dtype, value) for value in batch]
+        return like_sequence(batch, [_as(dtype, value) for value in batch])
     return batch

@@ -264,7 +264,8 @@ def merged_batch_norm(model: nn.Module, group: Group, share: float) -> Iterator[
     moment = torch.cat([v.double() for v in variances]) + mean.square()
     merged_mean, merged_moment = group.sum(share * torch.stack([mean, moment]))
     sizes = [m.numel() for m in means]
-    merged = [*merged_mean.split(sizes), *(merged_moment - merged_mean.square()).split(sizes)]
+    variance = (merged_moment - merged_mean.square()).clamp(min=0)  # below 0 by rounding
+    merged = [*merged_mean.split(sizes), *variance.split(sizes)]
     try:
         for target, value in zip((*means, *variances), merged, strict=True):
             target.copy_(value)

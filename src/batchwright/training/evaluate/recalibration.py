@@ -208,4 +208,4 @@ def _set(layers: Sequence[_BatchNorm], moments: Tensor) -> None:
     ):
         mean = mean_sum / count
         present(layer.running_mean).copy_(mean)
-        present(layer.running_var).copy_(square_sum / count - mean**2)
+        present(layer.running_var).copy_((square_sum / count - mean**2).clamp(min=0))

@@ -116,10 +116,11 @@ class Transport:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection, and free its descriptors."""
+        """End the connection, and free its descriptors once no other thread sends through them."""
         self.cut()
-        self._socket.close()
-        self._connection.close()
+        with self._sending:
+            self._socket.close()
+            self._connection.close()
 
     def _fill(self, buffer: memoryview) -> None:
         while len(buffer):

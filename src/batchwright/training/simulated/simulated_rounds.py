@@ -123,7 +123,7 @@ class SimulatedRounds(Turns):
         self._server = ParameterServer(weights, plan, samples)
         self._link = self._cluster.server_link(self._size)
         places = SimulatedGroup(device, count).places
-        self._book = RoundLog(self._recorder, plan, samples, places)
+        self._round_log = RoundLog(self._recorder, plan, samples, places)
         self._events = Events()
         for rank in range(count):
             self._events.add(0.0, rank, "ask")
@@ -132,7 +132,7 @@ class SimulatedRounds(Turns):
         self._trained: dict[int, _Round] = {}  # last round of each worker
         self._pending: dict[int, Weights] = {}  # models on their way to the server
         self._seconds: dict[int, tuple[int, float]] = {}  # row and seconds per sample, by worker
-        self._booked = 0  # samples of the rounds that are in the records
+        self._recorded_samples = 0  # samples of the rounds that are in the records
         self._checkpoints.keep("virtual", self)
 
     @property
@@ -181,15 +181,15 @@ class SimulatedRounds(Turns):
         if stopping:
             self._events.add(self._now, SERVER, "score")  # once more, after a resume
             self._stop_if_asked()
-        self._book.scored(epoch, sums, count, time.perf_counter() - started)
+        self._round_log.scored(epoch, sums, count, time.perf_counter() - started)
         self._best = self.state.note_score(sums, count) or self._best
 
     def finish(self) -> None:
         """Write the last checkpoint and the summary, which says that the seconds are simulated."""
         self._publish()
         self._checkpoints.save("last", self.state, 1.0)
-        self._recorder.finish(simulated=True, rounds=tuple(self._book.rounds))
         self._checkpoints.settle()
+        self._recorder.finish(simulated=True, rounds=tuple(self._round_log.rounds))
 
     def close(self) -> None:
         """Finish what is being written."""
@@ -209,8 +209,8 @@ class SimulatedRounds(Turns):
             "trained": {worker: asdict(one) for worker, one in self._trained.items()},
             "pending": {w: (one.floats, one.integers) for w, one in self._pending.items()},
             "seconds": {worker: list(one) for worker, one in self._seconds.items()},
-            "booked": self._booked,
-            "book": self._book.values(),
+            "booked": self._recorded_samples,
+            "book": self._round_log.values(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,8 +230,8 @@ class SimulatedRounds(Turns):
         }
         self._pending = {w: Weights(*tensors) for w, tensors in state["pending"].items()}
         self._seconds = {worker: (row, one) for worker, (row, one) in state["seconds"].items()}
-        self._booked = state["booked"]
-        self._book.restore(state["book"])
+        self._recorded_samples = state["booked"]
+        self._round_log.restore(state["book"])
 
     # ------------------------------------------------------------------------------------- events
 
@@ -244,7 +244,7 @@ class SimulatedRounds(Turns):
         merges = server.merges
         ticket = None if self._recorder.reached else server.take(rank)
         if ticket is None:
-            self._book_round(rank, pull=0.0)
+            self._record_round(rank, pull=0.0)
             self._schedule_scoring(merges)
             self._wake()
             return
@@ -252,7 +252,7 @@ class SimulatedRounds(Turns):
         if self._now > 0:  # at the start all have the weights
             start = self._link.send(self._now)
             start += self._cluster.transfer_seconds(rank, self._size)
-        self._book_round(rank, pull=start - self._now)
+        self._record_round(rank, pull=start - self._now)
         yield from self._train(rank, ticket, start)
 
     def _train(self, rank: int, ticket: RoundAssignment, start: float) -> Iterator[int]:
@@ -300,7 +300,7 @@ class SimulatedRounds(Turns):
 
     def _score(self) -> Iterator[int]:
         """End an epoch: have the merged model scored, make shares anew, write checkpoints."""
-        rounds, state, keeper = self._server.rounds, self.state, self._checkpoints
+        rounds, state, checkpoints = self._server.rounds, self.state, self._checkpoints
         done, self._best = rounds.epochs_done, False
         self._publish()
         for epoch in filter(self._plan.evaluates_after, range(state.epoch, done)):
@@ -311,9 +311,9 @@ class SimulatedRounds(Turns):
         if not rounds.finished:
             self._follow()
         if self._best:
-            self._book.saved(keeper.save("best", state, 1.0))
-        if keeper.due(state.steps):
-            self._book.saved(keeper.save("last", state, 1.0))
+            self._round_log.saved(checkpoints.save("best", state, 1.0))
+        if checkpoints.due(state.steps):
+            self._round_log.saved(checkpoints.save("last", state, 1.0))
 
     def _stop_if_asked(self) -> None:
         """Write a checkpoint and stop, if a signal or the simulated deadline asks for it."""
@@ -328,12 +328,12 @@ class SimulatedRounds(Turns):
 
     # ------------------------------------------------------------------------------------- records
 
-    def _book_round(self, worker: int, *, pull: float) -> None:
+    def _record_round(self, worker: int, *, pull: float) -> None:
         """Record the worker's last round, once its waiting and its ``pull`` seconds are known."""
         if worker not in self._trained:
             return
         one = self._trained.pop(worker)
-        self._booked += one.ticket.samples
+        self._recorded_samples += one.ticket.samples
         compute = one.finish - one.start
         trained = Trained(one.steps, one.skipped, one.repeated, one.loss, one.rate, compute)
         record = round_record(
@@ -345,7 +345,7 @@ class SimulatedRounds(Turns):
             wait_seconds=self._now - one.merged,
             lead=one.lead,
         )
-        self._book.add(record, rate=one.rate, committed=self._booked)
+        self._round_log.add(record, rate=one.rate, committed=self._recorded_samples)
 
     def _follow(self) -> None:
         """Make shares anew by the simulated times, so that all end their rounds together."""

@@ -66,8 +66,8 @@ class SimulatedAllReduce(AllReduceRun, Turns):
 
     def finish(self) -> None:
         """Write the summary, which says that the seconds are simulated."""
-        self._recorder.finish(simulated=True)
         self._checkpoints.settle()
+        self._recorder.finish(simulated=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""

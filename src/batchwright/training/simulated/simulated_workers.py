@@ -171,7 +171,7 @@ class Buffers:
                 parts.append(share / sum(shares) * moments)
             mean, moment = sum(parts[1:], parts[0])
             merged[mean_at].copy_(mean)
-            merged[variance_at].copy_(moment - mean.square())
+            merged[variance_at].copy_((moment - mean.square()).clamp(min=0))
         self._set(merged)
 
     def state_dict(self) -> list[list[Tensor]]:

@@ -166,21 +166,19 @@ class Adaptive:
         plan: Its rules for rate and gradients are followed.
         known: Keeps the noise measured so far.
         own_rates: Whether the optimizer's rates are left alone.
+
+    Attributes:
+        gaining: Whether the rate is multiplied by the measured gain.
     """
 
     def __init__(self, plan: Plan, known: NoiseSeen, *, own_rates: bool = False) -> None:
         self._known, self._rule, self._rate = known, plan.ags, plan.learning_rate
-        self._gaining = self._rate.scaling == "gain" and not own_rates
-
-    @property
-    def gaining(self) -> bool:
-        """Whether the rate is multiplied by the measured gain."""
-        return self._gaining
+        self.gaining = self._rate.scaling == "gain" and not own_rates
 
     def of_step(self, batch: int) -> Adaptation:
         """Factors for a step of ``batch`` samples."""
         gain, scales = 1.0, None
-        if self._gaining:
+        if self.gaining:
             gain = self._known.noise.gain(base_batch=self._rate.base_batch, batch=batch)
         if self._rule is not None and self._known.tensors is not None:
             left = room_to_linear(self._rate, self._rule.base_batch, batch, gain)

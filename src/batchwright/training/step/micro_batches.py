@@ -76,8 +76,9 @@ class EpochBatches:
         self._in_a_loop = False
 
     def close(self) -> None:
-        """Let go of the batches, and of what the feed has fetched ahead."""
+        """Let go of the batches and of what the feed has fetched ahead, also within a loop."""
         self._batches.close()
+        self._stepper.leave_autocast()
 
 
 class Turns:
@@ -166,13 +167,13 @@ class MicroBatches:
         A batch that the feed was asked for before memory ran out may be too large by now: its
         samples are fetched again, in smaller ones.
         """
-        most = self._division.micro_batch_size
+        most, least = self._division.micro_batch_size, self._division.least
         for rank, part in parts:
             batch = next(batches)
-            if len(part) <= most:
+            sizes = micro_batches(len(part), most, least)
+            if len(sizes) == 1:
                 yield rank, len(part), batch
             else:
-                sizes = micro_batches(len(part), most, self._division.least)
                 smaller = [(rank, piece) for piece in part.split(sizes)]
                 yield from self._fetched(smaller, epoch, resolution)
 

@@ -2,16 +2,17 @@
 
 `Session.step` calls `Stepper.step` once for each micro-batch. A step reads from there downwards:
 
-    backward           the micro-batch's gradients, weighted by its samples
-    _finish_step       after the last micro-batch:
-        reducer.finish     gradients and figures summed over the workers, in one message
-        repeat             where memory ran out on any worker, all of them take the step again
-        updater.apply      scale, clip, step the optimizer
-        meter, state       count the step
+    backward          the micro-batch's gradients, weighted by its samples
+    _finish_step      after the last micro-batch:
+        _exchange         gradients and figures summed over the workers, in one message
+        _take_back        where memory ran out on any worker, all of them take the step again
+        _update           check, scale and clip the gradients, step the optimizer
+        _count            count the step
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock, book_waiting
 from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.epoch_totals import extend_range
-from batchwright.training.step.gradient_scaling import Adaptive
+from batchwright.training.step.gradient_scaling import Adaptation, Adaptive
 from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.rates import Rates
 from batchwright.training.step.released_graph import release_graph
@@ -135,6 +136,7 @@ class Stepper:
         updater.follow(reducer.parameters)  # after a resume also what is frozen at the moment
         self._micro: _MicroBatch | None = None
         self._autocast, self._in_autocast = autocast(plan.precision, group.device), False
+        self._narrow = plan.precision in NARROW  # so losses are scaled
         self._full_precision = torch.autocast(group.device.type, enabled=False)
         self._early = NO_BATCHES
         # This worker's figures of the step in progress, over the micro-batches so far.
@@ -219,6 +221,10 @@ class Stepper:
         """A backward pass; see `Session.backward`."""
         micro = self._opened()
         mean_over = float(micro.samples if weight is None else weight)
+        if not 0 <= mean_over < math.inf:
+            raise ValueError(
+                f"weight={mean_over:g}: give what the loss is a mean over, a number from 0 on"
+            )
         if micro.weight is None:
             micro.weight = mean_over
             self._weight += mean_over
@@ -275,7 +281,7 @@ class Stepper:
         Returns:
             Whether the weights were updated.
         """
-        state, meter, updater = self._state, self._state.meter, self._updater
+        meter, updater = self._state.meter, self._updater
         self._add_unfrozen()
         self._clock.lap(meter, "compute")
         own = self._own_tally(samples)
@@ -286,14 +292,15 @@ class Stepper:
         # gradient that it multiplies would bend its direction.
         adaptation = self._adaptive.of_step(step.samples)
         self._rates.set(*self._division.position, adaptation.gain)
-        narrow, factors = self._plan.precision in NARROW, adaptation.factors
 
         # One message: loss, flags and norms of all workers ride behind the last gradients. While
         # the host waits for it, the device goes on with what needs no decision of the host.
         queued = None
         if not own.missing:
-            waits = narrow or self._unusual
-            queued = updater.ahead(step.samples, factors, self._early, self._clock, waits=waits)
+            waits = self._narrow or self._unusual
+            queued = updater.ahead(
+                step.samples, adaptation.factors, self._early, self._clock, waits=waits
+            )
         tally = self._exchange(own, samples, share, queued)
         seconds = self._clock.lap(meter, "communication")
         book_waiting(meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
@@ -304,41 +311,61 @@ class Stepper:
             self._go_on_uncompiled()
         self.repeat = tally.missing > 0
         if self.repeat:
-            updater.clear()
-            self._early.drop()  # its memory is needed
-            self._statistics.end(updated=False)
-            meter.repeated += 1
-            release_memory(self._group.device)
-            self._division.after_out_of_memory(tally)
+            self._take_back(tally)
             return False
+        self.updated = self._update(step, tally, adaptation.factors)
+        self._count(step, tally, adaptation)
+        return self.updated
 
+    def _take_back(self, tally: Tally) -> None:
+        """Leave everything as it was before the step, which will be taken again."""
+        self._updater.clear()
+        self._early.drop()  # its memory is needed
+        self._statistics.end(updated=False)
+        self._state.meter.repeated += 1
+        release_memory(self._group.device)
+        self._division.after_out_of_memory(tally)
+
+    def _update(self, step: Step, tally: Tally, factors: Tensor | None) -> bool:
+        """Check, scale and clip the summed gradients, and step the optimizer.
+
+        Returns:
+            Whether the weights were updated.
+        """
         # The summed gradient is divided by the loss scale and, where losses were means over
         # something other than samples (labelled pixels, say), by the weight they really had.
         per_weight = step.samples / tally.weight if tally.weight else 1.0
         scale = self._loss_scale
-        norms = updater.rescale(tally, per_weight / scale.scale)
+        norms = self._updater.rescale(tally, per_weight / scale.scale)
         if tally.local_sqr_norms is not None and scale.scale != 1:
             tally = replace(tally, local_sqr_norms=tally.local_sqr_norms / scale.scale**2)
         self._warn_of_weights(step, tally)
         self._adaptive.learn(tally, norms, batch=step.samples)
 
         # The update, unless the device has made it already or a gradient is not finite.
-        updated = tally.went_ahead or (tally.weight > 0 and updater.apply(norms, factors))
+        updated = tally.went_ahead or (tally.weight > 0 and self._updater.apply(norms, factors))
         if updated:  # unusual weights, and tensors without a gradient, often come again
             self._unusual = not tally.whole or tally.weight != step.samples
-        updater.clear()
+        self._updater.clear()
         self._statistics.end(updated=updated)
-        if narrow and tally.weight:
-            state.loss_scale = scale.after(good=updated)
+        if self._narrow and tally.weight:
+            self._state.loss_scale = scale.after(good=updated)
+        return updated
 
-        # Count the step.
-        if factors is not None:
-            meter.factors = extend_range(meter.factors, factors.tolist())
+    def _count(self, step: Step, tally: Tally, adaptation: Adaptation) -> None:
+        """Count the step, updated or not.
+
+        Raises:
+            TrainingError: It is one of many in a row whose gradients were not finite.
+        """
+        state, meter = self._state, self._state.meter
+        if adaptation.factors is not None:
+            meter.factors = extend_range(meter.factors, adaptation.factors.tolist())
         if self._adaptive.gaining:
             meter.gains = extend_range(meter.gains, [adaptation.gain])
         meter.rate = self._rates.now
         meter.steps += 1
-        meter.skipped += not updated
+        meter.skipped += not self.updated
         meter.samples += step.samples
         meter.local_samples += step.local_batch_sizes[self._group.rank]
         meter.weight += tally.weight
@@ -346,9 +373,9 @@ class Stepper:
         state.step += 1
         state.steps += 1
         state.samples_seen += step.samples
-        self.tally, self.updated = tally, updated
+        self.tally = tally
         # A step of weight 0 has no gradient: it is neither a good nor a bad one.
-        self._bad_steps = 0 if updated else self._bad_steps + (tally.weight > 0)
+        self._bad_steps = 0 if self.updated else self._bad_steps + (tally.weight > 0)
         if self._bad_steps >= MAX_BAD_STEPS:
             exact = "" if self._plan.precision == "float32" else ", or give precision=float32"
             raise TrainingError(
@@ -358,7 +385,6 @@ class Stepper:
             )
         self._clock.lap(meter, "compute")
         self._division.after_step(step, tally)
-        return updated
 
     # --------------------------------------------------------------------------- parts of a step
 
@@ -431,7 +457,7 @@ class Stepper:
     @property
     def _loss_scale(self) -> LossScale:
         """The factor on the losses of the step in progress; 1 but in float16."""
-        known = self._state.loss_scale if self._plan.precision in NARROW else None
+        known = self._state.loss_scale if self._narrow else None
         return known or LossScale.of(self._plan.precision)
 
     def _opened(self) -> _MicroBatch:
@@ -479,5 +505,5 @@ class Stepper:
                 f"session.step(weight=...): a step's losses are means over {tally.weight:g}, not "
                 f"over its {step.samples} samples, so {key} learns nothing from it, and from "
                 "such steps alone it is plain training: give means over samples, or plan without",
-                stacklevel=5,
+                stacklevel=6,
             )
