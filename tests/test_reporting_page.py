@@ -347,10 +347,13 @@ def test_large_ticks_are_in_thousands_and_millions():
     assert [label for _, label in linear_axis("images", [1.4e6]).ticks][-1] == "1.5M"
 
 
-@pytest.mark.parametrize("values", [[3.0], [0.03], [0.03, 0.031], [7.1e-5], [1.0, 1000.0], [26.0]])
+@pytest.mark.parametrize(
+    "values", [[3.0], [0.03], [0.03, 0.031], [7.1e-5], [1.0, 1000.0], [26.0], [0.75, 2.9]]
+)
 def test_a_logarithmic_axis_has_ticks_however_narrow_it_is(values):
     axis = log_axis("", values)
     assert len(axis.ticks) >= 2
+    assert all(axis.share(b) - axis.share(a) >= 0.1 for (a, _), (b, _) in pairwise(axis.ticks))
     assert all(0 <= axis.share(at) <= 1 for at, _ in axis.ticks)
 
 

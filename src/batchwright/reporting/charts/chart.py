@@ -238,8 +238,10 @@ def log_axis(label: str, values: Iterable[float]) -> Axis:
         if len(ticks) > 2:
             break
     if len(ticks) < 3:
-        even = linear_axis(label, [low, high], from_zero=False).ticks
-        ticks = [tick for tick in even if low <= tick[0] <= high]
+        bare, ticks = Axis(label, low, high, (), logarithmic=True), []
+        for at, words in linear_axis(label, [low, high], from_zero=False).ticks:
+            if low <= at <= high and all(bare.share(at) - bare.share(p) >= 0.1 for p, _ in ticks):
+                ticks.append((at, words))
     return Axis(label, low, high, tuple(ticks), logarithmic=True)
 
 
