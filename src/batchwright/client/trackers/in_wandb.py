@@ -66,7 +66,8 @@ def _last_row(folder: Path, project: str, run: str) -> tuple[int, frozenset[str]
     of a step together, once the next step begins or the run ends.
     """
     newest, names = -1, frozenset[str]()
-    for path in folder.glob(f"offline-run-*-{run}/*.wandb"):
+    # Of folders in one second all but the first have a number behind the name.
+    for path in folder.glob(f"offline-run-*-{run}*/*.wandb"):
         for record in _records(path.read_bytes()):
             if record.HasField("run") and record.run.project != project:
                 break
