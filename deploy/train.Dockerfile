@@ -1,24 +1,27 @@
-# Training on GPUs. From the repository's root; of the host it wants a driver and NVIDIA's container toolkit:
+# Training on GPUs: a file to start from. Nobody has built it yet: tests only read it. It needs NVIDIA's driver and
+# container toolkit on the host. From the repository's root:
 #
 #   docker build -f deploy/train.Dockerfile -t batchwright .
-#   docker run --rm --gpus all --ipc=host batchwright doctor
+#   docker run --rm --gpus all --ipc=host batchwright
 #   docker run --rm --gpus all --ipc=host -v "$PWD/data:/data:ro" -v batchwright-runs:/runs batchwright \
-#       run data=imagefolder:/data/flowers network=resnet18 --out /runs/flowers
-#   docker run --rm --gpus all --ipc=host -v batchwright-runs:/runs batchwright run --resume --out /runs/flowers
+#       run data=imagefolder:/data/flowers val=0.1 network=resnet18 --out /runs/flowers
+#   docker run --rm --gpus all --ipc=host -v "$PWD/data:/data:ro" -v batchwright-runs:/runs batchwright \
+#       run --resume --out /runs/flowers
 #
-# --ipc=host: workers and loader processes hand images over in shared memory, of which a container has 64 MB.
+# The second command is `batchwright doctor`. --ipc=host: workers and loader processes hand images over in shared
+# memory, of which a container has 64 MB.
 # Another PyTorch, from 2.6 on, or one for another CUDA: --build-arg PYTORCH=TAG, of the tags of pytorch/pytorch.
-# Nobody has built this image yet.
 
 ARG PYTORCH=2.6.0-cuda12.6-cudnn9-runtime
 FROM pytorch/pytorch:${PYTORCH}
 
-# compile=on: Triton builds its launchers with a C compiler, which the runtime images are without.
+# compile=on: Triton builds its launchers with a C compiler, which the runtime images are without. A tag whose Python is
+# the system's own needs python3-dev here, too.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 
-# Newer images have the system's own Python, which lets pip write only if it is told to.
+# Where Python is the system's own, pip writes only if it is told to.
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 
 COPY pyproject.toml README.md LICENSE /source/

@@ -400,6 +400,8 @@ def _choices(field: Any) -> str:
 def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     if value == {}:
         return "none"
     return {None: "unset", (): "none", "": "unset"}.get(value) or f"`{value}`"

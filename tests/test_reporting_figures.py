@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from PIL import Image
@@ -86,6 +87,25 @@ def test_a_legend_of_many_names_is_no_wider_than_its_figure():
     box = legend.get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= drawn.bbox.width
+
+
+def test_long_names_stay_inside_the_figure():
+    name = "a_very_long_name_" * 12
+    axis, points = Axis("x", 0, 1, ()), (Point(0, 0), Point(1, 1))
+    chart = Chart(name, axis, axis, [Series(f"of {name}", "blue", points)])
+    drawn = figure([(3.0, [chart, chart, chart])], title=name)
+    drawn.draw_without_rendering()
+    (legend,) = drawn.legends
+    titles = [axes.title for axes in drawn.axes]
+    boxes = [one.get_window_extent() for one in (*titles, drawn._suptitle, legend)]
+    assert all(box.x0 >= 0 and box.x1 <= drawn.bbox.width for box in boxes)
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes[:3]))
+
+
+def test_letters_that_no_font_has_are_drawn_without_a_word(recwarn):
+    axis = Axis("x", 0, 1, ())
+    file_bytes(figure([(2.0, [Chart("花", axis, axis, [])])]))
+    assert not [one for one in recwarn if "Glyph" in str(one.message)]
 
 
 def test_a_figure_has_the_same_bytes_in_any_style_of_the_caller():

@@ -16,6 +16,7 @@ from batchwright.records import Estimate, KindCount, Plan
 from batchwright.records.lines.flat_lines import flat_values, from_flat
 from batchwright.records.lines.run_lines import note
 from batchwright.records.text.formatting import duration
+from batchwright.reporting.data.comparison import compared
 from batchwright.reporting.data.live_run import (
     RunLines,
     epoch_now,
@@ -25,6 +26,7 @@ from batchwright.reporting.data.live_run import (
     summary_so_far,
     workers_now,
 )
+from batchwright.reporting.data.reading import training_clock
 from batchwright.reporting.data.spending import hourly_price, spending
 from batchwright.reporting.pages.live_page import RunStory, happened, plan_parts, run_parts, tiles
 from batchwright.reporting.pages.page_plan import pareto_part
@@ -361,6 +363,19 @@ def test_epochs_that_are_not_among_the_lines_cost_as_much_as_those_that_are():
     lines = RunLines(epochs=[epoch(0), epoch(2), epoch(4)], stride=2)
     told = spending(summary_so_far("a", make_plan(), None, lines), stride=2)
     assert told.so_far == pytest.approx(5 * 0.56)
+
+
+def test_the_clock_of_a_long_run_counts_epochs_that_are_not_among_the_lines():
+    lines = [epoch(at) for at in (0, 2, 4)]
+    story = a_story(epochs=lines, stride=2)
+    each = story.so_far.epochs[0].training_seconds
+    assert training_clock(story.so_far) == pytest.approx([each, 3 * each, 5 * each])
+    runs = compared([story.so_far.model_copy(update={"run_folder": name}) for name in "ab"]).runs
+    assert runs[0].seconds == pytest.approx(5 * each)
+    parts = {part.name: part.content for part in run_parts(story)}
+    assert "In 3 of 5 epochs, evenly spaced." in parts["time"]
+    parts = {part.name: part.content for part in run_parts(a_story(epochs=lines[:1]))}
+    assert "evenly spaced" not in parts["time"]
 
 
 def test_time_left_and_cost_go_by_the_epoch_that_the_run_itself_expects():

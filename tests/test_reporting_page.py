@@ -11,11 +11,24 @@ import yaml
 
 from batchwright.errors import FileError
 from batchwright.records import Estimate, Job, Reason, Refit
-from batchwright.reporting.charts.chart import batch_axis, linear_axis
+from batchwright.reporting.charts.chart import (
+    Axis,
+    Chart,
+    Lane,
+    Lanes,
+    Mark,
+    Point,
+    Series,
+    batch_axis,
+    linear_axis,
+    log_axis,
+)
+from batchwright.reporting.charts.run import candidates_chart
 from batchwright.reporting.data.plan_words import stage_rows
 from batchwright.reporting.data.reading import accounting
 from batchwright.reporting.pages.page import page, write_page
 from batchwright.reporting.pages.style import STYLE
+from batchwright.reporting.render.svg import drawn
 from browsers import browsing
 from clusters import make_choice, make_measured
 from samples import make_data, make_epoch, make_job, make_network, make_plan, make_summary
@@ -302,7 +315,11 @@ def test_a_plan_of_several_stages_has_a_column_and_a_band_for_each():
 
 
 @pytest.mark.parametrize(
-    "values", [[0.0], [], [5.0], [0.1, 0.1004], [3.0, 1e9], [-2.0, 4.0], [5e-324], [0.0, 1e-323]]
+    "values",
+    [
+        *([0.0], [], [5.0], [0.1, 0.1004], [3.0, 1e9], [-2.0, 4.0], [5e-324], [0.0, 1e-323]),
+        *([-3.0, -2.0], [1e10, 1e10 + 5], [0.1, 0.1 + 2e-7], [9.9e5, 9.9e5 + 7], [1e300]),
+    ],
 )
 def test_a_linear_axis_has_a_few_ticks_and_holds_its_values(values):
     for from_zero in (True, False):
@@ -310,6 +327,34 @@ def test_a_linear_axis_has_a_few_ticks_and_holds_its_values(values):
         assert 2 <= len(axis.ticks) <= 9
         assert all(-1e-6 <= axis.share(value) <= 1 + 1e-6 for value in values)
         assert len({label for _, label in axis.ticks}) == len(axis.ticks)
+
+
+def test_an_axis_from_zero_holds_zero():
+    assert linear_axis("", [-3.0, -2.0]).high == 0
+
+
+@pytest.mark.parametrize("most", [9e4, 144_000, 999_999, 1.2e6, 4e7, 3e12, 1e300, 2e-4, 7e-9])
+def test_ticks_are_short_enough_for_the_room_beside_a_chart(most):
+    labels = [label for _, label in linear_axis("", [most]).ticks]
+    assert max(map(len, labels)) <= 7
+    assert labels[0] in ("0", "0.00000", "0.0000")
+
+
+def test_large_ticks_are_in_thousands_and_millions():
+    assert [label for _, label in linear_axis("MiB", [144_000]).ticks] == [
+        *("0", "50k", "100k", "150k")
+    ]
+    assert [label for _, label in linear_axis("images", [1.4e6]).ticks][-1] == "1.5M"
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0], [0.03], [0.03, 0.031], [7.1e-5], [1.0, 1000.0], [26.0], [0.75, 2.9]]
+)
+def test_a_logarithmic_axis_has_ticks_however_narrow_it_is(values):
+    axis = log_axis("", values)
+    assert len(axis.ticks) >= 2
+    assert all(axis.share(b) - axis.share(a) >= 0.1 for (a, _), (b, _) in pairwise(axis.ticks))
+    assert all(0 <= axis.share(at) <= 1 for at, _ in axis.ticks)
 
 
 def test_an_axis_of_percent_does_not_go_beyond_100():
@@ -322,3 +367,41 @@ def test_ticks_of_a_batch_axis_keep_apart_and_the_measured_batch_has_one():
     places = [axis.share(batch) for batch, _ in axis.ticks]
     assert (96.0, "96") in axis.ticks
     assert min(b - a for a, b in pairwise(places)) >= 0.09
+
+
+def test_labels_of_large_batches_do_not_overlap():
+    axis = batch_axis("", [2**power for power in range(10, 21)])
+    for (left, words), (right, more) in pairwise(axis.ticks):
+        letters = (len(words) + len(more)) / 2
+        assert (axis.share(right) - axis.share(left)) * 346 >= 6.9 * letters
+
+
+def test_words_above_lanes_do_not_overlap_and_stages_go_first():
+    marks = [Mark(at, "", words) for at, words in ((1, "1"), (2, "16 px, rate 0.01"), (3, "3"))]
+    axis = Axis("", 0.0, 40.0, ())
+    lanes = Lanes("", axis, [Lane("", [])], [], [*marks, Mark(20, "", "20"), Mark(39.9, "", "40")])
+    found = re.findall(r'class="tick" x="([0-9.]+)"[^>]*>([^<]*)<', drawn(lanes))
+    places = [(float(at), len(words)) for at, words in found if words]
+    assert [words for _, words in found if words] == ["16 px, rate 0.01", "20", "40"]
+    for (left, letters), (right, more) in pairwise(places):
+        assert right - left >= 6.5 * (letters + more) / 2
+    assert all(at + 3.5 * letters <= 440 for at, letters in places)
+
+
+def test_an_interval_far_wider_than_the_others_does_not_flatten_the_curve():
+    plan = make_plan()
+    *some, last = plan.considered
+    wide = last.epoch_seconds.model_copy(update={"high": 1000.0 * last.epoch_seconds.value})
+    odd = last.model_copy(update={"epoch_seconds": wide})
+    summary = make_summary(plan=plan.model_copy(update={"considered": (*some, odd)}))
+    chart, usual = candidates_chart(summary), candidates_chart(make_summary())
+    assert chart.y.high <= usual.y.high
+    assert all(high <= chart.y.high for band in chart.bands for _, _, high in band.edges)
+
+
+def test_names_cannot_act_in_a_chart():
+    axis, points = Axis(HOSTILE, 0, 1, ((0.5, HOSTILE),)), (Point(0, 0, HOSTILE, label=HOSTILE),)
+    text = drawn(Chart(HOSTILE, axis, axis, [Series(HOSTILE, "blue", points)]))
+    assert Document(text).seen
+    assert not set("\x1b\u202e") & set(text)
+    assert "<script" not in text

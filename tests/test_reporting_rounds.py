@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgba
 from PIL import Image
 
 from batchwright.records import RoundRecord
+from batchwright.reporting.charts.rounds import evenness_charts, newest_rounds, timelines
 from batchwright.reporting.charts.stages import stage_charts
 from batchwright.reporting.data.plan_words import decided_words, local_range, split_rows, stage_rows
 from batchwright.reporting.data.reading import accounting, comparisons, overall
@@ -74,7 +75,7 @@ def round_of(worker, number, start=0.0, compute=1.0, **changes):
         "local_batch_size": 64,
         "samples": 360,
         "steps": 6,
-        "update_factor": factors[worker],
+        "update_factor": factors[min(worker, 3)],
         "loss": 1.0,
         "start": start,
         "compute_seconds": compute,
@@ -346,6 +347,35 @@ def test_a_timeline_of_few_or_many_rounds_stays_readable(epochs, workers):
     rounds = rounds_part(summary)
     assert rounds.count("<rect class=") < 3500
     assert len(drawn(summary, "rounds.png").axes) == (2 if epochs > MAX_ROUNDS else 1)
+
+
+def test_of_very_many_workers_some_of_each_kind_have_a_lane_and_the_title_says_so():
+    workers = 200  # lanes of some more would make a file that is too large to be drawn
+    batches = (64,) * (workers // 2) + (22,) * (workers // 2)
+    server = make_server(small_workers=workers // 2)
+    job = make_job(method="dual-batch", workers=workers)
+    plan = make_dual_plan(
+        job=job, stages=(make_row(1, 32, batches, small=workers // 2),), server=server
+    )
+    rounds = [round_of(at, at, update_factor=1.0) for at in range(workers)]
+    for chart in (*timelines(run_of(*rounds, plan=plan)), newest_rounds(plan, rounds)):
+        assert 2 < len(chart.lanes) <= 64
+        assert {lane.name for lane in chart.lanes} >= {"0 large", "199 small"}
+    (first,) = timelines(run_of(*rounds, plan=plan))
+    assert first.title == "The rounds (64 of 200 workers)"
+
+
+def test_lines_of_one_chart_differ_in_more_than_colour(hybrid):
+    for chart in evenness_charts(hybrid):
+        drawn = [one for one in chart.series if one.marker != "none"]
+        assert len({one.marker for one in drawn}) == len(drawn)
+
+
+def test_tables_of_very_many_epochs_and_workers_show_some_and_say_so(hybrid):
+    rounds = tuple(round_of(0, at, start=2.0 * at, epoch=at) for at in range(300))
+    plan = make_dual_plan(stages=(make_row(300, 32, (64, 64, 64, 22)),))
+    told = rounds_part(run_of(*rounds, plan=plan))
+    assert "Rounds by the epoch in which they began (100 of 300)" in told
 
 
 def test_a_plan_of_several_stages_has_its_charts_and_a_row_for_each(text):

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from batchwright.records import Sweep
 from batchwright.records.documents import read_record, write_record
+from batchwright.reporting.charts.sweep import against_chart
 from batchwright.reporting.data.sweep_curves import (
     MAX_LINES,
     against,
@@ -28,6 +29,7 @@ from batchwright.reporting.render.figures import (
     draw_curves,
     write_sweep_figures,
 )
+from batchwright.reporting.render.svg import drawn, legend
 from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.reporting.render.tables import sweep_table
 from run_lines import typed
@@ -125,6 +127,32 @@ def test_what_has_no_room_is_said_to_be_in_the_table():
     assert len(panels) == 13
     assert "1 more in the table" in legend_of(draw_curves(sweep, sweep.keys[0]))
     assert "3 more in the table" in legend_of(draw_against(sweep, sweep.keys[0]))
+
+
+def test_values_that_are_no_numbers_are_named_on_marks_and_in_the_numbers_of_a_chart():
+    long = "my_project.networks:" + 5 * "resnet_"
+    page = Document(sweep_page(make_sweep({"network": ["vgg8", long], "global_batch": [64, 256]})))
+    titles = page.text("title")
+    assert f"global_batch=64, {long}: " in titles
+    heads = [words for tag, words in page.words if tag == "th"]
+    assert heads.count(long) == 2 + 1 + 6  # settings, the numbers of a chart, runs
+    ticks = [words for tag, words in page.words if tag == "text"]
+    assert "vgg8" in ticks
+    assert long not in ticks
+    assert f"{long[:23]}…" in ticks
+
+
+def test_single_points_have_their_standard_errors_on_the_page():
+    chart = against_chart(sweep := make_sweep({"scaling": ["none", "sqrt"]}), sweep.keys[0])
+    assert drawn(chart).count('class="line thin') == 2
+    assert [name for name, _ in legend(chart)] == ["all runs"]
+
+
+def test_the_page_says_what_has_no_room():
+    sweep = make_sweep({"epochs": [1, 2], "base_batch": list(range(1, 14))}, seeds=1)
+    text = " ".join(word for _, word in Document(sweep_page(sweep)).words)
+    assert "There is no room to draw 3 lines of the first chart, 1 chart." in text  # of epochs
+    assert "There is no room to draw 3 lines of each other chart." in text  # of base_batch
 
 
 def legend_of(figure):

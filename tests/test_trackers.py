@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
+from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from batchwright.client.trackers.following import (
     chosen_trackers,
     send_to_trackers,
 )
-from batchwright.client.trackers.points import Points
+from batchwright.client.trackers.points import Points, markdown_table
 from batchwright.errors import ArgumentError, BatchwrightError, FileError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
@@ -115,6 +116,19 @@ def test_values_stand_at_the_updates_since_the_run_began_and_once():
     late = points.of(typed({"kind": "evaluation", "epoch": 0, "val/top1": 0.25}))
     assert late == (8, {"val/top1": 0.25})
     assert points.last == 12
+
+
+ODD = "a|b `c` *d* <b>e</b> & [f](g)\\"
+"""A name of a data folder in which Markdown would find columns, code and links."""
+
+
+def test_names_of_any_letters_stay_in_their_cell_of_the_table():
+    table = markdown_table({"data": ODD, "two\nlines": 1.5})
+    head, line, first, second = table.splitlines()
+    assert head == "| | |"
+    assert [row.count("|") for row in (line, first, second)] == [3, 3, 3]
+    assert not set("`*[]<\\") & set(first)
+    assert second == r"| two&#92;nlines | 1.5 |"
 
 
 def test_what_goes_on_later_doubles_nothing(run, kept):
@@ -354,6 +368,7 @@ def sent_twice(run, *words):
 @needs("tensorboard")
 def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugin_util import markdown_to_safe_html
 
     def shown(folder):
         found = EventAccumulator(str(folder)).Reload()
@@ -368,11 +383,17 @@ def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_
 
     other = tmp_path / "elsewhere" / "run"  # of the same name
     other.mkdir(parents=True)
-    write_record(make_plan(), other / "plan.json")
+    plan = make_plan()
+    named = plan.model_copy(update={"data": plan.data.model_copy(update={"name": ODD})})
+    write_record(named, other / "plan.json")
     written(other, LINES)
     send_to_trackers(other, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
-    found = sorted(one.name.partition("-")[0] for one in (tmp_path / "tb").iterdir())
-    assert found == ["run", "run"]
+    folders = sorted((tmp_path / "tb").iterdir())
+    assert [one.name.partition("-")[0] for one in folders] == ["run", "run"]
+    texts = EventAccumulator(str(folders[1])).Reload().Tensors("plan")
+    page = markdown_to_safe_html(texts[0].tensor_proto.string_val[0])
+    assert "<b>" not in page
+    assert f"<td>data</td>\n<td>{ODD}</td>" in unescape(page)
     foreign = tmp_path / "others" / "run"  # events of somebody else
     foreign.mkdir(parents=True)
     (foreign / "events.out.tfevents.1.host.1.0").touch()
@@ -420,12 +441,38 @@ def test_mlflow_has_each_value_once_and_what_was_planned(run, tmp_path, monkeypa
 def test_wandb_keeps_each_value_once_without_a_network(run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     sent_twice(run, "wandb:mine")
-    records = [one for path in sorted(run.rglob("*.wandb")) for one in records_in(path)]
-    items = [item for one in records for item in one.history.item]
-    steps = [item for item in items if "_step" in (item.key, *item.nested_key)]
-    assert [int(one.value_json) for one in steps] == [2, 8, 11, 12]
-    codes = [one.exit.exit_code for one in records if one.HasField("exit")]
+    codes = [one.exit.exit_code for one in records_of(run) if one.HasField("exit")]
     assert codes == [255, 0]  # the first time nobody knew how it ended
+    assert steps_of(run) == [2, 8, 11, 12]
+
+    # A process that was killed wrote values that its note does not know of.
+    for lines in (0, 2):
+        State(run).note("wandb:mine", lines)
+        send_to_trackers(run, ["wandb:mine"], "finished")
+        assert steps_of(run) == [2, 8, 11, 12]
+    late = {"kind": "evaluation", "epoch": 0, "val/top1": 0.25}  # at a step that is written
+    written(run, [late])
+    send_to_trackers(run, ["wandb:mine"], "finished")
+    State(run).note("wandb:mine", 0)
+    send_to_trackers(run, ["wandb:mine"], "finished")
+    assert names_of(run).count("val/top1") == 1
+    assert names_of(run).count("train/loss") == 4
+    send_to_trackers(run, ["wandb:other"], "finished")  # the files of one project are not another's
+    assert names_of(run).count("train/loss") == 8
+
+
+def records_of(run):
+    return [one for path in sorted(run.rglob("*.wandb")) for one in records_in(path)]
+
+
+def names_of(run):
+    items = [item for one in records_of(run) for item in one.history.item]
+    return [".".join(item.nested_key) or item.key for item in items]
+
+
+def steps_of(run):
+    items = [item for one in records_of(run) for item in one.history.item]
+    return [int(one.value_json) for one in items if "_step" in (one.key, *one.nested_key)]
 
 
 def records_in(path):

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from batchwright.client.trackers.following import TrackedRun
-from batchwright.client.trackers.points import PREDICTED
+from batchwright.client.trackers.points import PREDICTED, markdown_table
 
 _DT_STRING = 7
 _OWNER = "run.id"
@@ -25,8 +25,7 @@ class _TensorBoard:
         self._measured = self._writer(folder)
         self._predicted: EventFileWriter | None = None
         if run.after < 0:
-            rows = "".join(f"| {name} | {value} |\n" for name, value in run.facts.items())
-            text = f"| | |\n|---|---|\n{rows}".encode()
+            text = markdown_table(run.facts).encode()
             data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
             shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
             tensor = TensorProto(dtype=_DT_STRING, string_val=[text], tensor_shape=shape)

@@ -1,11 +1,15 @@
-"""The points that trackers show of a run: values by name at a step."""
+"""What trackers show of a run: values by name at a step, and the plan's facts as a table."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from batchwright.records.lines.flat_lines import flat_values
 from batchwright.records.lines.run_lines import EpochLine, EvaluationLine, RunLine, StepLine
+from batchwright.records.text.plan_facts import Fact
+from batchwright.records.text.problems import printable
 
 PREDICTED = {"plan/predicted_epoch_s": "time/epoch_s", "plan/predicted_top1": "val/top1"}
 """Names of predictions, each with the name of the measured value."""
@@ -69,3 +73,20 @@ class Points:
     def _begin(self, epoch: int) -> int:
         """Steps before an epoch; before an unknown one as many as before the last known one."""
         return self._begins.get(epoch, max(self._begins.values()))
+
+
+_MARKUP = re.compile(r"[\\`*_\[\]|<>&]")  # what Markdown would read as something else than text
+
+
+def markdown_table(facts: Mapping[str, Fact]) -> str:
+    r"""Facts as a table in Markdown, names and values as they are: a folder may be called ``a|b``.
+
+    >>> markdown_table({"data": "a|b"})
+    '| | |\n|---|---|\n| data | a&#124;b |\n'
+    """
+    rows = (f"| {_literal(name)} | {_literal(str(value))} |\n" for name, value in facts.items())
+    return f"| | |\n|---|---|\n{''.join(rows)}"
+
+
+def _literal(text: str) -> str:
+    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", printable(text))

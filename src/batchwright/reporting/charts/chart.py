@@ -6,7 +6,7 @@ draws it in a file, which has neither, and shows with lines what a page says in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import ceil, floor, log10
@@ -177,7 +177,8 @@ def linear_axis(label: str, values: Iterable[float], *, from_zero: bool = True) 
     """An axis around ``values`` with three to eight round ticks."""
     listed = list(values)
     low, high = min(listed, default=0.0), max(listed, default=1.0)
-    low = min(low, 0.0) if from_zero else low
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
     # 1, 2 or 5 times a power of ten, a sixth of the span or a little more.
     span = (high - low) or abs(high) or 1.0
     span = max(span, 6 * float_info.min)  # so that a sixth of it has a logarithm
@@ -185,9 +186,26 @@ def linear_axis(label: str, values: Iterable[float], *, from_zero: bool = True) 
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 6)
     first, last = floor(low / step), ceil(high / step - 1e-9)
     last = max(last, first + 1)
-    decimals = max(0, -floor(log10(step)))
-    ticks = tuple((n * step, f"{n * step:,.{decimals}f}") for n in range(first, last + 1))
+    say = _tick_words(max(-first, last) * step, step)
+    ticks = tuple((n * step, say(n * step)) for n in range(first, last + 1))
     return Axis(label, first * step, last * step, ticks)
+
+
+def _tick_words(most: float, step: float) -> Callable[[float], str]:
+    """How ticks up to ``most``, ``step`` apart, are written: short, for the room beside a chart.
+
+    >>> [_tick_words(most, step)(2 * step) for most, step in ((6e4, 2e4), (6e5, 2e5), (6e9, 2e9))]
+    ['40,000', '400k', '4e+09']
+    """
+    decimals = max(0, -floor(log10(step)))
+    if decimals > 5 or most >= 1e9:
+        digits = max(1, floor(log10(most)) - floor(log10(step)) + 1)
+        return lambda value: f"{value:.{digits}g}"
+    for unit, least, letter in ((1e6, 1e6, "M"), (1e3, 1e5, "k")):
+        if most >= least and step >= unit / 10:
+            tenths = 0 if step >= unit else 1
+            return lambda value: f"{value / unit:,.{tenths}f}{letter}" if value else "0"
+    return lambda value: f"{value:,.{decimals}f}"
 
 
 def batch_axis(label: str, batches: Iterable[int], first: Iterable[int] = ()) -> Axis:
@@ -196,7 +214,9 @@ def batch_axis(label: str, batches: Iterable[int], first: Iterable[int] = ()) ->
     bare = Axis(label, listed[0] / 1.15, listed[-1] * 1.15, (), logarithmic=True)
     kept: list[int] = []
     for batch in [*first, *listed]:
-        if all(abs(bare.share(batch) - bare.share(other)) >= 0.09 for other in kept):
+        # A letter is a fiftieth of the axis wide, and words are centred.
+        rooms = ((one, 0.01 * (len(f"{batch:,}{one:,}") + 1)) for one in kept)
+        if all(abs(bare.share(batch) - bare.share(one)) >= max(0.09, room) for one, room in rooms):
             kept.append(batch)
     ticks = tuple((float(batch), f"{batch:,}") for batch in sorted(kept))
     return Axis(label, bare.low, bare.high, ticks, logarithmic=True)
@@ -205,17 +225,24 @@ def batch_axis(label: str, batches: Iterable[int], first: Iterable[int] = ()) ->
 def log_axis(label: str, values: Iterable[float]) -> Axis:
     """A logarithmic axis around positive ``values`` with ticks at powers of ten.
 
-    With fewer than three powers in the range, ticks are also at 2 and 5 times these.
+    With fewer than three powers in the range, ticks are also at 2 and 5 times these, or with fewer
+    than three of these at evenly spaced round numbers.
     """
     listed = list(values)
     low, high = min(listed) / 1.25, max(listed) * 1.25
     powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    ticks: list[tuple[float, str]] = []
     for factors in ((1,), (1, 2, 5)):
         places = [f * 10.0**power for power in powers for f in factors]
-        ticks = tuple((at, f"{at:g}") for at in places if low <= at <= high)
+        ticks = [(at, f"{at:g}") for at in places if low <= at <= high]
         if len(ticks) > 2:
             break
-    return Axis(label, low, high, ticks, logarithmic=True)
+    if len(ticks) < 3:
+        bare, ticks = Axis(label, low, high, (), logarithmic=True), []
+        for at, words in linear_axis(label, [low, high], from_zero=False).ticks:
+            if low <= at <= high and all(bare.share(at) - bare.share(p) >= 0.1 for p, _ in ticks):
+                ticks.append((at, words))
+    return Axis(label, low, high, tuple(ticks), logarithmic=True)
 
 
 def ratio_axis(label: str, values: Iterable[float]) -> Axis:
@@ -251,6 +278,20 @@ def evenly(places: range, most: int) -> list[int]:
     """
     step = -(-len(places) // most)
     return [places[index] for index in range(len(places) - 1, -1, -step)] if step else []
+
+
+def apart(words: Sequence[tuple[float, float]]) -> list[int]:
+    """Numbers of those words that do not overlap, of (middle, half width); the longest go first.
+
+    >>> apart([(1.0, 0.5), (3.0, 2.0), (6.0, 0.5)])
+    [1, 2]
+    """
+    kept: list[int] = []
+    for at in sorted(range(len(words)), key=lambda at: -words[at][1]):
+        middle, half = words[at]
+        if all(abs(middle - words[other][0]) >= half + words[other][1] for other in kept):
+            kept.append(at)
+    return sorted(kept)
 
 
 def exact_axis(label: str, start: float, end: float) -> Axis:

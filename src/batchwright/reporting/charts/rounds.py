@@ -12,6 +12,7 @@ from batchwright.reporting.charts.chart import (
     Lane,
     Lanes,
     Mark,
+    Marker,
     Point,
     Series,
     epochs_axis,
@@ -34,8 +35,9 @@ from batchwright.reporting.data.round_curves import (
     marks,
     parts_of,
 )
+from batchwright.reporting.data.worker_curves import spread
 
-_MAX_LANES = 24
+_MAX_LANES, _MAX_NEWEST = 64, 24  # workers of a timeline, and of one that is drawn often
 _LOWER = 0.62  # height of small batches' boxes, to distinguish them without colour
 _CLOCK = "seconds since training began"
 _NAMES = {"large": "training, large batch", "small": "training, small batch"}
@@ -49,6 +51,7 @@ def timelines(summary: RunSummary, most_bins: int = 76) -> list[Lanes]:
         most_bins: Most stretches.
     """
     all_lanes = round_curves.lanes(summary)
+    shown = spread(all_lanes, _MAX_LANES)
     until, over = first_seconds(all_lanes), last_seconds(all_lanes)
     there = {
         part
@@ -63,7 +66,9 @@ def timelines(summary: RunSummary, most_bins: int = 76) -> list[Lanes]:
     ) -> Lanes:
         names = _names((part for part in ROUND_PARTS if part in there), lower)
         x = exact_axis(simulated_word(summary) + _CLOCK, 0.0, end)
-        lanes = [Lane(lane.label, boxes(lane)) for lane in all_lanes]
+        lanes = [Lane(lane.label, boxes(lane)) for lane in shown]
+        if len(shown) < len(all_lanes):
+            title += f" ({len(shown)} of {len(all_lanes):,} workers)"
         return Lanes(title, x, lanes, names, _marks(summary, end))
 
     title = "The first rounds" if until < over else "The rounds"
@@ -80,7 +85,7 @@ def newest_rounds(plan: Plan, rounds: Sequence[RoundRecord]) -> Lanes:
     end = max(one.start + one.compute_seconds + one.exchange_seconds for one in rounds)
     large = large_workers(plan)
     lanes = []
-    for worker in sorted({one.worker for one in rounds})[:_MAX_LANES]:
+    for worker in spread(sorted({one.worker for one in rounds}), _MAX_NEWEST):
         boxes = []
         for one in (one for one in rounds if one.worker == worker):
             words = f"worker {worker}, round {one.number + 1}:"
@@ -169,13 +174,12 @@ def evenness_charts(summary: RunSummary) -> list[Chart]:
     """Spread of the finish times, exchange and waits by epoch; and rounds over their prediction."""
     epochs = epoch_rounds(summary)
     even = [
-        _line("spread of finish times", "blue", epochs, lambda one: one.spread),
-        _line("exchange, of a round", "red", epochs, lambda one: one.exchange_share),
-        _line("waiting, of all time", "orange", epochs, lambda one: one.wait_share),
+        _line("spread of finish times", "blue", "circle", epochs, lambda one: one.spread),
+        _line("exchange, of a round", "red", "square", epochs, lambda one: one.exchange_share),
+        _line("waiting, of all time", "orange", "diamond", epochs, lambda one: one.wait_share),
     ]
-    right = [
-        _line("measured / predicted", "green", epochs, lambda one: one.over_predicted, ratio=True)
-    ]
+    name = "measured / predicted"
+    right = [_line(name, "green", "circle", epochs, lambda one: one.over_predicted, ratio=True)]
     last = summary.plan.epochs
     x = epochs_axis(last)
     charts = [Chart("How even the rounds were", x, linear_axis("percent", heights(even)), even)]
@@ -190,6 +194,7 @@ def evenness_charts(summary: RunSummary) -> list[Chart]:
 def _line(
     name: str,
     style: str,
+    marker: Marker,
     epochs: Sequence[EpochRounds],
     value: Callable[[EpochRounds], float | None],
     *,
@@ -202,4 +207,4 @@ def _line(
         if found is not None:
             words = f"epoch {one.epoch + 1}: {name} {f'{found:.3f}' if ratio else percent(found)}"
             points.append(Point(one.epoch + 1, found if ratio else 100 * found, words))
-    return Series(name, style, tuple(points), "circle" if len(points) <= 60 else "none")
+    return Series(name, style, tuple(points), marker if len(points) <= 60 else "none")

@@ -57,7 +57,7 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
         return None
     measured, planned = measured_word(summary), planned_sizes(plan)
     sides = sorted({one.resolution for one in considered})
-    series, bands = [], []
+    series, edges = [], []
     for at, side in enumerate(sides):
         style, marker = _SIDES[at % len(_SIDES)]
         of_side = f", {side} px" * (len(sides) > 1)
@@ -71,16 +71,11 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
             )
             for one in ones
         )
-        edges = tuple(
-            (float(one.global_batch_size), one.epoch_seconds.low, one.epoch_seconds.high)
-            for one in ones
-        )
         series.append(Series(f"predicted{of_side}", style, points, marker))
-        bands.append(Band("95 % interval", style, edges))
+        edges.append((style, [(one.global_batch_size, one.epoch_seconds) for one in ones]))
+    picked = [one for one in considered if is_chosen(plan, one, planned)]
     chosen = tuple(
-        Point(one.global_batch_size, one.epoch_seconds.value, "chosen")
-        for one in considered
-        if is_chosen(plan, one, planned)
+        Point(one.global_batch_size, one.epoch_seconds.value, "chosen") for one in picked
     )
     found = tuple(
         Point(
@@ -97,13 +92,15 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
     ]
     own = list(dict.fromkeys(stage.global_batch_size for stage in plan.stages))
     batches = [*(one.global_batch_size for one in considered), *own]
-    return Chart(
-        "Epoch time against global batch",
-        batch_axis("global batch (samples per step)", batches, own),
-        linear_axis(f"{simulated_word(summary)}seconds per epoch", heights(series, bands)),
-        series,
-        bands,
-    )
+    # Intervals far beyond what was measured may be a hundred times as wide as the others.
+    reach = [*heights(series), *(one.epoch_seconds.high for one in picked)]
+    y = linear_axis(f"{simulated_word(summary)}seconds per epoch", reach)
+    bands = [
+        Band("95 % interval", style, tuple((float(b), s.low, min(s.high, y.high)) for b, s in ones))
+        for style, ones in edges
+    ]
+    x = batch_axis("global batch (samples per step)", batches, own)
+    return Chart("Epoch time against global batch", x, y, series, bands)
 
 
 def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | None:

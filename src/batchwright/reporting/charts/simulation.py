@@ -130,7 +130,7 @@ def _against_workers(
         points.append(Point(one.workers, value, words, up=(low, high)))
     y = ratio_axis(label, [end for one in found.clusters for end in ends(one)])
     x = batch_axis("workers", [one.workers for one in found.clusters])
-    return Chart(title, x, y, [Series(label, "blue", tuple(points), "circle")])
+    return Chart(title, x, y, [Series("", "blue", tuple(points), "circle")])
 
 
 def search_chart(search: Search, key: str) -> Chart:
@@ -152,7 +152,7 @@ def search_chart(search: Search, key: str) -> Chart:
     title = f"{key}, {counted(search.workers, 'worker')}"
     title += f", {search.with_the_best(key)}" * (len(search.keys) > 1)
     x = _value_axis(key, [value for value, _ in values])
-    return Chart(title, x, y, [Series(label, "red", tuple(points), "square")])
+    return Chart(title, x, y, [Series("", "red", tuple(points), "square")])
 
 
 def _value_axis(key: str, values: list[float]) -> Axis:

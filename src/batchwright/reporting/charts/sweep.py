@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from batchwright.records import Sweep, SweptKey
 from batchwright.records.text.formatting import number
 from batchwright.reporting.charts.chart import (
@@ -19,17 +21,21 @@ from batchwright.reporting.data.sweep_curves import (
     MAX_PANELS,
     Line,
     Panel,
+    Spot,
     against,
     curves,
     scale_of,
     value_label,
 )
 
+_LETTERS = 48  # of all ticks of an axis together
+
 
 def against_chart(sweep: Sweep, key: SweptKey) -> Chart:
     """Last accuracy against a key's values: a line for each setting of the other keys."""
     title, joined = f"Last accuracy against {key.key}", scale_of(key.values).numeric
-    return _chart(title, against(sweep, key.key), _value_axis(key), joined=joined)
+    panel = against(sweep, key.key)
+    return _chart(title, panel, _value_axis(key), value_words(key), joined=joined)
 
 
 def epochs_charts(sweep: Sweep, key: SweptKey) -> list[Chart]:
@@ -39,8 +45,13 @@ def epochs_charts(sweep: Sweep, key: SweptKey) -> list[Chart]:
     for panel in panels[:MAX_PANELS]:
         epochs = max(int(spot.x) for line in panel.lines for spot in line.spots)
         title = "Accuracy epoch by epoch" + (f", {panel.title}" if len(panels) > 1 else "")
-        charts.append(_chart(title, panel, epochs_axis(epochs)))
+        charts.append(_chart(title, panel, epochs_axis(epochs), {}))
     return charts
+
+
+def value_words(key: SweptKey) -> dict[float, str]:
+    """A key's values as text, by their places on the axis."""
+    return dict(zip(scale_of(key.values).places, map(value_label, key.values), strict=True))
 
 
 def _value_axis(key: SweptKey) -> Axis:
@@ -48,7 +59,8 @@ def _value_axis(key: SweptKey) -> Axis:
     scale = scale_of(key.values)
     places = scale.places
     if not scale.numeric:
-        ticks = tuple((at, value_label(v)) for at, v in zip(places, key.values, strict=True))
+        most = max(4, _LETTERS // len(places))
+        ticks = tuple((at, _cut(words, most)) for at, words in value_words(key).items())
         return Axis(key.key, -0.5, len(places) - 0.5, ticks)
     if scale.logarithmic:
         axis = log_axis(key.key, places)
@@ -61,26 +73,31 @@ def _value_axis(key: SweptKey) -> Axis:
     return Axis(axis.label, axis.low, axis.high, ticks, axis.logarithmic)
 
 
-def _chart(title: str, panel: Panel, x: Axis, *, joined: bool = True) -> Chart:
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def _chart(
+    title: str, panel: Panel, x: Axis, words: Mapping[float, str], *, joined: bool = True
+) -> Chart:
     """Means with standard errors: as a band along a curve, or as whiskers at single points."""
     series, bands = [], []
     for line in panel.lines:
         style, marker = look(line.number)
-        points = tuple(Point(s.x, s.mean, _words(line, at)) for at, s in enumerate(line.spots))
+        points = tuple(Point(s.x, s.mean, _words(line, s, words)) for s in line.spots)
         series.append(Series(line.label, style, points, marker, line=joined))
         edges = tuple((s.x, s.mean - s.error, s.mean + s.error) for s in line.spots if s.error)
         if joined and len(edges) > 1:
             bands.append(Band("± one standard error", style, edges))
         else:
             ends = tuple(Point(at, (low + high) / 2, up=(low, high)) for at, low, high in edges)
-            series.append(Series("", style, ends, "none", line=False, only="file"))
+            series.append(Series("", style, ends, "none", line=False))
     spots = [spot for line in panel.lines for spot in line.spots]
     reach = [spot.mean + sign * (spot.error or 0.0) for spot in spots for sign in (-1, 1)]
     y = linear_axis("held-out accuracy (%)", reach, from_zero=False)
     return Chart(title, x, y, series, bands)
 
 
-def _words(line: Line, at: int) -> str:
-    spot = line.spots[at]
+def _words(line: Line, spot: Spot, words: Mapping[float, str]) -> str:
     error = "" if spot.error is None else f" ± {number(spot.error)}"
-    return f"{line.label}, {spot.x:g}: {spot.mean:.2f}{error} %"
+    return f"{line.label}, {words.get(spot.x, f'{spot.x:g}')}: {spot.mean:.2f}{error} %"

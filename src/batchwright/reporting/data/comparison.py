@@ -50,7 +50,7 @@ class ComparedRun:
     @property
     def seconds(self) -> float:
         """Seconds of training, without evaluation; real or simulated."""
-        return sum(epoch.training_seconds for epoch in self.summary.epochs)
+        return next(reversed(training_clock(self.summary)), 0.0)
 
 
 @dataclass(frozen=True)

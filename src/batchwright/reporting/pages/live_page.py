@@ -143,11 +143,7 @@ def run_parts(story: RunStory) -> list[Part]:
         Part("workers", "Workers", workers),
         Part("rounds", "Rounds", _rounds(story)),
         Part("cost", "Cost", _spending(story.spending, clock, ended=story.ended)),
-        Part(
-            "time",
-            "Where the time went",
-            time_part(summary, by_epoch=False) if summary.epochs else "",
-        ),
+        Part("time", "Where the time went", _time(story)),
         Part("notes", "Notes", _notes(story.lines)),
     ]
     return [one for one in parts if one.content]
@@ -252,6 +248,16 @@ def _accuracy(story: RunStory) -> str:
     if not story.so_far.epochs and not story.ended:
         return "<p>There is no finished epoch yet: it will show here when it is evaluated.</p>"
     return accuracy_part(story.so_far, story.forecast)
+
+
+def _time(story: RunStory) -> str:
+    epochs = story.so_far.epochs
+    if not epochs:
+        return ""
+    note, done = "", epochs[-1].epoch + 1
+    if story.summary is None and len(epochs) < done:
+        note = f"<p>In {len(epochs):,} of {done:,} epochs, evenly spaced.</p>"
+    return note + time_part(story.so_far, by_epoch=False)
 
 
 def _notes(lines: RunLines) -> str:

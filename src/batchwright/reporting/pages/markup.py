@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
@@ -18,6 +19,15 @@ from batchwright.storage.version import VERSION
 def safe(text: str) -> str:
     """The text escaped for HTML, unprintable characters made visible."""
     return escape(printable(text))
+
+
+def prose(text: str) -> str:
+    """Sentences escaped for HTML; what stands in backticks becomes code.
+
+    >>> prose("`a --b` > c")
+    '<code>a --b</code> &gt; c'
+    """
+    return re.sub("`([^`]+)`", r"<code>\1</code>", safe(text))
 
 
 def document(kind: str, title: str, head: str, body: Iterable[str]) -> str:

@@ -189,10 +189,10 @@ def _reason(reason: Reason) -> str:
     what = ": ".join(text for text in (reason.choice, reason.value) if text)
     line = (
         f"<strong>{markup.safe(what)}</strong> "
-        f'{markup.safe(first)} <span class="badge">{markup.safe(reason.source)}</span>'
+        f'{markup.prose(first)} <span class="badge">{markup.safe(reason.source)}</span>'
     )
-    more = "".join(f"<p>{markup.safe(text)}</p>" for text in [*rest, reason.reference] if text)
-    others = ((markup.safe(one.value), markup.safe(one.loss)) for one in reason.alternatives)
+    more = "".join(f"<p>{markup.prose(text)}</p>" for text in [*rest, reason.reference] if text)
+    others = ((markup.safe(one.value), markup.prose(one.loss)) for one in reason.alternatives)
     more += "".join(f"<p>Or {value}: {loss}</p>" for value, loss in others)
     if not more:
         return f"<li>{line}</li>"
@@ -219,7 +219,7 @@ def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
         refit_words(summary),
         learnt_words(summary),
     )
-    return charts + table + "".join(f"<p>{markup.safe(note)}</p>" for note in notes if note)
+    return charts + table + "".join(f"<p>{markup.prose(note)}</p>" for note in notes if note)
 
 
 def accuracy_part(summary: RunSummary, forecast: EpochLine | None = None) -> str:
@@ -251,7 +251,8 @@ def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
         summary: The run, or its finished epochs.
         by_epoch: Whether to draw the workers' times over the epochs, too.
     """
-    whole = "training, simulated time" if summary.simulated else "wall time"
+    around = " of the command" * bool(summary.before or summary.after)
+    whole = "training, simulated time" if summary.simulated else f"wall time{around}"
     head, rows = ["part", "time", "share"], accounting_rows(summary)
     table = markup.table(f"Parts of the {whole}", head, rows)
     if not worker_curves(summary):

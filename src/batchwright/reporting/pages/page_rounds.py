@@ -27,7 +27,9 @@ def rounds_part(summary: RunSummary) -> str:
         return ""
     facts = markup.table("Rounds in short", None, round_facts(summary))
     head, *rows = round_rows(summary)
-    workers = markup.table(f"Rounds by worker{', simulated time' * summary.simulated}", head, rows)
+    caption = f"Rounds by worker{', simulated time' * summary.simulated}"
+    more = markup.left_out(rows, _MAX_ROWS)
+    workers = markup.table(caption + more, head, spread(rows, _MAX_ROWS))
     lines = [markup.figure(one, _rounds_table(summary)) for one in charts.timelines(summary)]
     by_epoch = [
         markup.figure(one, _epochs_table(summary)) for one in charts.evenness_charts(summary)
@@ -68,8 +70,10 @@ def _rounds_table(summary: RunSummary) -> str:
 
 
 def _epochs_table(summary: RunSummary) -> str:
+    epochs = epoch_rounds(summary)
+    more = markup.left_out(epochs, _MAX_ROWS)
     return markup.table(
-        "Rounds by the epoch in which they began",
+        f"Rounds by the epoch in which they began{more}",
         ["epoch", "rounds", "spread", "over predicted", "exchange", "wait", "lead"],
         [
             [
@@ -81,7 +85,7 @@ def _epochs_table(summary: RunSummary) -> str:
                 percent(one.wait_share),
                 str(one.lead),
             ]
-            for one in epoch_rounds(summary)
+            for one in spread(epochs, _MAX_ROWS)
         ],
     )
 

@@ -25,7 +25,7 @@ h1 { margin: 0 0 20px; font-size: 30px; line-height: 1.2; overflow-wrap: anywher
 h2 { margin: 44px 0 14px; padding-top: 14px; border-top: 1px solid var(--edge); font-size: 21px; }
 h3 { margin: 24px 0 8px; font-size: 17px; }
 p { margin: 10px 0; max-width: 72ch; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(220px, 1fr)); gap: 12px;
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 12px;
   margin: 0; padding: 0; list-style: none; }
 .tiles li { padding: 14px 16px; border-radius: 8px; background: var(--raised);
   border: 1px solid var(--edge); }
@@ -33,7 +33,10 @@ p { margin: 10px 0; max-width: 72ch; overflow-wrap: anywhere; }
 .tiles strong { display: block; margin: 2px 0; font-size: 21px; line-height: 1.3; }
 .pair { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 20px 28px; }
 @media (max-width: 760px) { .pair { grid-template-columns: minmax(0, 1fr); }
-  h1 { font-size: 25px; } table.numbers td { white-space: normal; } }
+  h1 { font-size: 25px; } table.numbers td { white-space: normal; }
+  table.numbers:not(.cards) td:nth-child(2):nth-last-child(2),
+  table.numbers:not(.cards) td:nth-child(3):last-child {
+    white-space: nowrap; } }
 .scroll { overflow-x: auto; margin: 0 0 12px; background:
   linear-gradient(to right, var(--paper) 40%, transparent) left / 44px 100% no-repeat local,
   linear-gradient(to left, var(--paper) 40%, transparent) right / 44px 100% no-repeat local,

@@ -8,13 +8,15 @@ different lines also have different markers, for prints without colours.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from math import lcm
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Series
+from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Series, apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +62,7 @@ def _plain_style() -> Iterator[None]:
     """Inside, matplotlib uses its default style, whatever the caller or their settings chose."""
     import matplotlib.style
 
-    with matplotlib.style.context("default"):
+    with matplotlib.style.context("default"), warnings.catch_warnings():
         yield
 
 
@@ -93,7 +95,8 @@ def figure(
             if chart is None:
                 continue
             axes = drawn.add_subplot(grid[at, column * span : (column + 1) * span])
-            _draw(axes, chart, title_size=13 if len(charts) < 3 else 11)
+            size, room = (13, 9) if len(charts) < 3 else (11, 10)  # of letters; of them in an inch
+            _draw(axes, chart, title_size=size, room=int(room * _WIDTH / len(charts)))
             left = charts[column - 1] if column else None
             under = rows[at + 1][1] if at + 1 < len(rows) else []
             same_below = any(one.x == chart.x for one in under[column : column + 1] if one)
@@ -105,7 +108,7 @@ def figure(
             if lettered:
                 axes.set_title(next(letters), loc="left", fontweight="bold", fontsize=13)
     if title:
-        drawn.suptitle(title, fontsize=12)
+        drawn.suptitle(_wrapped(title, 10 * int(_WIDTH)), fontsize=12)
     _legend(drawn, [one for _, charts in rows for one in charts if one], below)
     for text in drawn.findobj(Text):
         text.set_parse_math(False)
@@ -123,6 +126,7 @@ def file_bytes(drawn: Figure, kind: str = "png") -> bytes:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box stands for such a letter
     unsaid = {
         "png": ("Software",),
         "pdf": ("Creator", "Producer", "CreationDate"),
@@ -141,7 +145,12 @@ def file_bytes(drawn: Figure, kind: str = "png") -> bytes:
 # --------------------------------------------------------------------------------------- one chart
 
 
-def _draw(axes: Axes, chart: Chart | Lanes, title_size: int) -> None:
+def _wrapped(text: str, room: int) -> str:
+    """The text in lines of at most ``room`` letters: names from outside may be long."""
+    return "\n".join(part for line in text.splitlines() for part in wrap(line, room))
+
+
+def _draw(axes: Axes, chart: Chart | Lanes, title_size: int, room: int) -> None:
     if isinstance(chart, Chart):
         _draw_chart(axes, chart)
     else:
@@ -149,7 +158,8 @@ def _draw(axes: Axes, chart: Chart | Lanes, title_size: int) -> None:
     _scale(axes.set_xscale, axes.set_xlim, axes.set_xticks, _cropped(chart))
     if chart.title:
         words = isinstance(chart, Lanes) and any(one.words for one in chart.marks)
-        axes.set_title(chart.title, fontsize=title_size, pad=20 if words else 6)
+        title = _wrapped(chart.title, room)
+        axes.set_title(title, fontsize=title_size, pad=20 if words else 6)
     axes.tick_params(labelsize=11)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -249,14 +259,13 @@ def _draw_lanes(axes: Axes, chart: Lanes) -> None:
     axes.set_ylim(len(chart.lanes), 0)
     names = [lane.full_name or lane.name for lane in chart.lanes]
     axes.set_yticks([at + 0.5 for at in range(len(names))], names)
-    taken = chart.x.low
     for mark in chart.marks:
         axes.axvline(mark.x, color="black", linewidth=0.8, linestyle=":")
-        half = 0.0045 * len(mark.words) * (chart.x.high - chart.x.low)
-        if mark.words and mark.x - half >= taken:
-            place = {"textcoords": "offset points", "ha": "center", "fontsize": 10}
-            axes.annotate(mark.words, (mark.x, 0), (0, 4), **place)
-            taken = mark.x + half
+    told = [one for one in chart.marks if one.words]
+    letter = 0.009 * (chart.x.high - chart.x.low)
+    for at in apart([(one.x, letter / 2 * (len(one.words) + 1)) for one in told]):
+        place = {"textcoords": "offset points", "ha": "center", "fontsize": 10}
+        axes.annotate(told[at].words, (told[at].x, 0), (0, 4), **place)
     axes.grid(axis="x", color="#E0E0E0", linewidth=0.7)
 
 
@@ -319,8 +328,11 @@ def _legend(drawn: Figure, charts: Sequence[Chart | Lanes], title: str) -> None:
         for name, style in chart.names:
             if any(box.endswith(style) for box in there):
                 patches.setdefault(style, _box_look(style) | {"label": name})
+    most = 10 * int(_WIDTH) - _MARK_LETTERS  # letters of a name that is alone in its row
     handles: list[Any] = [
-        Line2D([], [], label=name, **look | {"markersize": min(look.get("markersize", 0), 11)})
+        Line2D(
+            [], [], label=name[:most], **look | {"markersize": min(look.get("markersize", 0), 11)}
+        )
         for name, look in lines.items()
         if name
     ]

@@ -10,13 +10,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from math import cos, pi, sin
 
-from batchwright.reporting.charts.chart import Axis, Chart, Lanes, Point, Series
+from batchwright.records.text.problems import printable
+from batchwright.reporting.charts.chart import Axis, Chart, Lanes, Point, Series, apart
 
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP = 68, 26, 12
 ROW, LINE = 34, 15
 LEAST = 0.8  # least width of a box: narrower ones would be invisible
 MARK = 14  # height above lanes for the words of marks
+LETTER = 7.0  # usual width of a letter
 
 
 def drawn(chart: Chart | Lanes) -> str:
@@ -30,7 +32,7 @@ def legend(chart: Chart | Lanes) -> list[tuple[str, str]]:
     """The legend's entries: (name, a small ``<svg>`` of the mark)."""
     if isinstance(chart, Lanes):
         return [(name, _swatch(style, "bar")) for name, style in chart.names]
-    entries = {one.name: _swatch(one.style, one.marker) for one in _shown(chart)}
+    entries = {one.name: _swatch(one.style, one.marker) for one in _shown(chart) if one.name}
     return list((entries | {one.name: _swatch(one.style, "band") for one in chart.bands}).items())
 
 
@@ -46,7 +48,7 @@ def _over_two_axes(chart: Chart) -> str:
         edge += [(at, low) for at, low, _ in reversed(band.edges)]
         parts.append(
             f'<polygon class="band {band.style}" points="{_places(edge, x, y)}">'
-            f"<title>{escape(band.name)}</title></polygon>"
+            f"{_title(band.name)}</polygon>"
         )
     for one in series:
         if one.line and len(one.points) > 1:
@@ -98,18 +100,18 @@ def _lanes(chart: Lanes) -> str:
                 f'width="{max(right - left, LEAST):.1f}" '
                 f'height="{(box.high - box.low) * tall:.1f}">{_title(box.title)}</rect>'
             )
-    taken = -9.0
     for one in chart.marks:
         across = _across(x, one.x)
         parts.append(
             f'<line class="epoch" x1="{across:.1f}" y1="{TOP + MARK}" x2="{across:.1f}" '
             f'y2="{floor_line}">{_title(one.title)}</line>'
         )
-        if one.words and across >= taken:
-            room = 6.5 * len(one.words)
-            at = min(across, WIDTH - RIGHT - room / 2)
-            parts.append(_text(at, TOP + 10, one.words, "middle"))
-            taken = across + room
+    told = [one for one in chart.marks if one.words]
+    halves = [LETTER / 2 * (len(one.words) + 1) for one in told]
+    rooms = [
+        (min(_across(x, one.x), WIDTH - half), half) for one, half in zip(told, halves, strict=True)
+    ]
+    parts += [_text(rooms[at][0], TOP + 10, told[at].words, "middle") for at in apart(rooms)]
     return _svg(chart.title, parts, height)
 
 
@@ -124,16 +126,18 @@ def _swatch(style: str, marker: str) -> str:
     return f'<svg class="swatch" viewBox="0 0 16 16" aria-hidden="true">{inner}</svg>'
 
 
+def _safe(words: str) -> str:
+    return escape(words if words.isprintable() else printable(words))
+
+
 def _title(words: str) -> str:
-    return f"<title>{escape(words)}</title>"
+    return f"<title>{_safe(words)}</title>"
 
 
 def _svg(title: str, parts: Sequence[str], height: int) -> str:
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(title)}">\n<title>{escape(title)}</title>\n'
-        + "\n".join(parts)
-        + "\n</svg>"
+        f'aria-label="{_safe(title)}">\n{_title(title)}\n' + "\n".join(parts) + "\n</svg>"
     )
 
 
@@ -159,7 +163,7 @@ def _grid(x: Axis, y: Axis | None, height: int) -> list[str]:
         middle = (TOP + floor_line) / 2
         drawn.append(
             f'<text class="axis" text-anchor="middle" transform="translate(12 {middle:.1f}) '
-            f'rotate(-90)">{escape(y.label)}</text>'
+            f'rotate(-90)">{_safe(y.label)}</text>'
         )
     return drawn
 
@@ -167,7 +171,7 @@ def _grid(x: Axis, y: Axis | None, height: int) -> list[str]:
 def _text(x: float, y: float, words: str, anchor: str, style: str = "tick") -> str:
     return (
         f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
-        f"{escape(words)}</text>"
+        f"{_safe(words)}</text>"
     )
 
 
