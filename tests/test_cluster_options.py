@@ -448,6 +448,14 @@ def test_fewer_workers_than_kinds_that_were_measured_together_are_refused():
         make_plan(profile, job)
 
 
+def test_a_kind_that_was_measured_alone_may_have_fewer_workers_than_others_together():
+    together, _ = measured_together()
+    alone = make_kind_profile("alone", **FEW)
+    job = together.job.model_copy(update={"workers": "auto"})
+    plan = make_plan([one.model_copy(update={"job": job}) for one in (together, alone)], job)
+    assert {one.workers for one in plan.considered} == {1}
+
+
 def test_kinds_on_one_host_have_the_threads_that_they_were_timed_with():
     profile, _ = measured_together()
     host = profile.cluster.model_copy(update={"cores": 8, "threads": 4})

@@ -595,6 +595,11 @@ def test_a_wrong_value_in_a_file_names_the_file(tmp_path, text):
         load_job(path)
 
 
+def test_a_single_number_is_a_list_of_one(tmp_path):
+    job = load_job(yaml_file(tmp_path, "cycle: {stage_rates: 1e-1}\nresolutions: 24"))
+    assert (job.cycle.stage_rates, job.resolutions) == ((0.1,), (24,))
+
+
 def test_an_override_is_not_blamed_on_the_file(tmp_path):
     path = yaml_file(tmp_path, "epochs: 3")
     with pytest.raises(JobError) as caught:

@@ -191,6 +191,24 @@ def test_a_process_with_more_files_open_than_select_takes_hears_of_its_workers(m
         ends[0].close()
 
 
+def test_a_default_timeout_of_sockets_does_not_reach_the_server(monkeypatch):
+    ends = []
+
+    def start_none(line, more):
+        ends.append(socket.socket(fileno=os.dup(line)))
+        return SimpleNamespace(kill=lambda: None, wait=lambda: None)
+
+    monkeypatch.setattr(fork_server, "_start_server", start_none)
+    socket.setdefaulttimeout(0.01)
+    try:
+        server = fork_server._ForkServer(())
+    finally:
+        socket.setdefaulttimeout(None)
+    assert server.started(3) is None
+    server.close()
+    ends[0].close()
+
+
 def test_an_environment_too_large_for_a_message_is_no_hindrance(program, tmp_path, monkeypatch):
     with imported_once():
         for number in range(10):

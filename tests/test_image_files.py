@@ -395,10 +395,10 @@ def test_a_closed_feed_of_files_ends_its_loaders_and_others_may_follow(
         batches = feed.training([torch.tensor([0, 1])] * 6, epoch=0, resolution=32)
         next(batches)
         (loader,) = set(multiprocessing.active_children()) - before
-        del batches
         assert loader.exitcode is None
         feed.close()
         assert loader.exitcode == 0
+        del batches  # an error on its way holds them likewise
 
 
 def test_a_session_trains_on_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from batchwright.algorithms.simulated_clock import step_times
 from batchwright.errors import BatchwrightError, JobError, PlanError
+from batchwright.planning import planner
 from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.table import Table
 from batchwright.planning.planner import make_plan, plan_without_profile
@@ -504,6 +505,25 @@ def test_limits_that_only_workers_of_a_server_keep_are_kept(limit):
     with pytest.raises(PlanError, match=rf"goal\.{limit}"):
         virtual("plain", link=slow, goal=goal)
     assert virtual("dual-batch", link=slow, goal=goal).workers == 8
+
+
+def test_of_two_limits_only_what_no_candidate_keeps_is_left_out(monkeypatch):
+    seen = []
+
+    def refuse(job, rows, *_):
+        seen.append({miss.limit for row in rows for miss in row.misses})
+        raise PlanError("none")
+
+    monkeypatch.setattr(planner, "choose", refuse)
+    with pytest.raises(PlanError, match="none"):
+        planned("dual-batch", goal=Goal(price=1.0, deadline=1e-3, max_cost=1e-6))
+    both = {"goal.deadline", "goal.max_cost"}
+    assert [limits & both for limits in seen] == [
+        both,
+        {"goal.max_cost"},
+        {"goal.deadline"},
+        set(),
+    ]
 
 
 @pytest.mark.parametrize("method", ["dual-batch", "hybrid"])

@@ -56,6 +56,14 @@ class Awkward(nn.Module):
         return self.head(features.mean(dim=(2, 3)))
 
 
+def test_a_network_whose_blocks_all_have_forward_passes_of_their_own_is_refused():
+    network = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2))
+    for block in _blocks(network):
+        block.forward = lambda inputs: inputs
+    with pytest.raises(JobError, match=r"forward pass of its own .*activation_checkpointing=off"):
+        recompute(network)
+
+
 def steps_of(network, precision="float32", *, on):
     """State, gradients and a random number after some steps, of two micro-batches each."""
     torch.manual_seed(1)

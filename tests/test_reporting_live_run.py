@@ -366,15 +366,15 @@ def test_epochs_that_are_not_among_the_lines_cost_as_much_as_those_that_are():
 
 
 def test_the_clock_of_a_long_run_counts_epochs_that_are_not_among_the_lines():
-    lines = [epoch(at) for at in (0, 2, 4)]
+    lines = [epoch(at) for at in (1, 3, 5)]  # as `rows_of` spaces them
     story = a_story(epochs=lines, stride=2)
     each = story.so_far.epochs[0].training_seconds
-    assert training_clock(story.so_far) == pytest.approx([each, 3 * each, 5 * each])
+    assert training_clock(story.so_far) == pytest.approx([2 * each, 4 * each, 6 * each])
     runs = compared([story.so_far.model_copy(update={"run_folder": name}) for name in "ab"]).runs
-    assert runs[0].seconds == pytest.approx(5 * each)
+    assert runs[0].seconds == pytest.approx(6 * each)
     parts = {part.name: part.content for part in run_parts(story)}
-    assert "In 3 of 5 epochs, evenly spaced." in parts["time"]
-    parts = {part.name: part.content for part in run_parts(a_story(epochs=lines[:1]))}
+    assert "In 3 of 6 epochs, evenly spaced." in parts["time"]
+    parts = {part.name: part.content for part in run_parts(a_story(epochs=[epoch(0)]))}
     assert "evenly spaced" not in parts["time"]
 
 

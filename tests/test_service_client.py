@@ -147,7 +147,7 @@ class Other(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"<html>welcome</html>")
+        self.wfile.write(b"{}" if self.path == "/json" else b"<html>welcome</html>")
 
     def log_message(self, *_):
         pass
@@ -165,6 +165,8 @@ def test_another_program_at_the_address_is_recognized_and_no_redirect_is_followe
                         ask(path)
                     assert refused.value.status == status
                     assert refused.value.passing  # it may be a proxy whose service is away
+            with pytest.raises(ServiceError, match="does not answer as `batchw"):
+                list(one.get_file("/json"))
     finally:
         server.shutdown()
         server.server_close()

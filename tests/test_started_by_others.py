@@ -975,7 +975,8 @@ def images(folder, colours):
         for part in ("train", "val"):
             (folder / part / kind).mkdir(parents=True)
             for number in range(8):
-                picture = Image.new("RGB", (8, 8), (colours, number * 9, 40 * (kind == "cat")))
+                shade = number * 9 + (part == "val")
+                picture = Image.new("RGB", (8, 8), (colours, shade, 40 * (kind == "cat")))
                 picture.save(folder / part / kind / f"{number}.png")
 
 

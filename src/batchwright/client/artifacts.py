@@ -283,7 +283,7 @@ class RunFiles:
         more. If the agent is to stop, now or meanwhile, that takes a minute at most.
         """
         if self._heartbeat.ended:
-            self._end = time.monotonic() + LAST_SECONDS
+            self._end = min(self._end, time.monotonic() + LAST_SECONDS)
         self._over.set()
         self._thread.join()
         backoff = Backoff(0.5, 2.0)

@@ -25,6 +25,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 FILE_SECONDS = 60.0  # without a byte of a file, or of the answer to its upload
 _PIECE = 2**18  # bytes of a file that are in memory
+_STRANGE = "{} does not answer as `batchwright serve` does: check the address"
 _MAX_TEXT = 300  # characters of a server's message that are passed on
 
 
@@ -168,7 +169,9 @@ class Service:
             kind = answer.headers.get("content-type")
             if not answer.is_success or kind != accepted["Accept"]:
                 answer.read()
-                self._value_of(answer)  # raises, unless another program has answered in JSON
+                if answer.is_success:
+                    raise ServiceError(_STRANGE.format(self.url), status=answer.status_code)
+                self._value_of(answer)  # raises
             yield from answer.iter_bytes(_PIECE)
 
     def _request(
@@ -228,7 +231,7 @@ class Service:
         elif detail:
             text = f"{self.url}: {detail}"
         elif status < 400 or status == 404:
-            text = f"{self.url} does not answer as `batchwright serve` does: check the address"
+            text = _STRANGE.format(self.url)
         else:
             text = f"{self.url} answered {status}: see its log"
         raise ServiceError(

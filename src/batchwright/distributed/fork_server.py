@@ -125,6 +125,7 @@ class _ForkServer:
         with theirs:
             self._process = _start_server(theirs.fileno(), more)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
+        ours.settimeout(None)  # whatever `socket.setdefaulttimeout` says: `_listen` never waits
         self._line = ours
         self._orders = count()
         self._started: dict[int, int] = {}  # process numbers by order

@@ -59,7 +59,7 @@ class Group:
         places: Where each worker computes, in rank order: host name, device type and local rank,
             as in ``node1/cuda:0``. A worker that is started again may find itself under another
             rank, but not at another place. No two are the same: several launchers on one host all
-            count from 0, and then the second worker there is ``node1/cuda:0#2``.
+            count from 0, and then the second worker there, by its rank, is ``node1/cuda:0#2``.
         handle: The ``group`` argument of `torch.distributed`; ``None`` stands for all workers.
 
     Raises:

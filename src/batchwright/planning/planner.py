@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil, inf
 from typing import Any
@@ -404,8 +405,8 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
     """The candidates, their knees and the choice among them, made as for `plain`.
 
     Methods that take other steps may keep a deadline or a cost that `plain` misses: low resolutions
-    are quicker, and workers of a server exchange less. So if no candidate keeps these, they are
-    left out for such methods, and `lay_out` checks them.
+    are quicker, and workers of a server exchange less. So what no candidate keeps is left out for
+    such methods, the deadline, the cost or both, and `lay_out` checks it.
     """
     job = table.job
     rows = [aimed(job.goal, row, progress, table.trained) for row in table.rows()]
@@ -420,15 +421,19 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
 
     if job.method_spec.served and job.workers == "auto":  # two groups take two workers or more
         rows = [row for row in rows if row.cluster.workers > 1] or rows
-    for limit in () if job.method_spec.same_steps else ("goal.deadline", "goal.max_cost"):
-        try:
-            return chosen(rows)
-        except PlanError:
-            rows = [
-                replace(row, misses=tuple(miss for miss in row.misses if miss.limit != limit))
-                for row in rows
-            ]
-    return chosen(rows)
+    if job.method_spec.same_steps:
+        return chosen(rows)
+
+    def without(*limits: str) -> list[Row]:
+        return [
+            replace(row, misses=tuple(miss for miss in row.misses if miss.limit not in limits))
+            for row in rows
+        ]
+
+    for limits in (), ("goal.deadline",), ("goal.max_cost",):
+        with suppress(PlanError):
+            return chosen(without(*limits))
+    return chosen(without("goal.deadline", "goal.max_cost"))
 
 
 def _longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], float]:

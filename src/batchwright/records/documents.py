@@ -528,5 +528,5 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
             comma = r",(?=\s*--)" if key == "slurm.lines" else ","  # sbatch's options may have one
             value = [part.strip() for part in re.split(comma, value) if part.strip()]
             value = value[0] if key in _ONE_OR_EACH and len(value) == 1 else value
-        value = [value] if isinstance(value, int) and key not in _ONE_OR_EACH else value
+        value = [value] if isinstance(value, int | float) and key not in _ONE_OR_EACH else value
     values[last] = value

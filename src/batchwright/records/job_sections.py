@@ -46,7 +46,7 @@ class ProbeSettings(Keys):
     budget: Literal["auto"] | PositiveTime = Field(
         "auto",
         description="Most time to spend on measuring, in seconds. `auto`: a tenth of the "
-        "training time that the first steps or, to a `goal.accuracy`, trials lead to expect, "
+        "training time expected from the first steps or, to a `goal.accuracy`, from trials, "
         f"but {MIN_BUDGET:g} s at least and {MAX_BUDGET:g} s at most.",
     )
     error: float = Field(

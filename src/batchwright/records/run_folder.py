@@ -184,14 +184,14 @@ def _refuse_lost_plan(folder: Path) -> None:
 
 
 def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
-    """Write profile, plan and job into the run folder.
+    """Write plan, profile and job into the run folder.
 
-    A run can be resumed once its plan is there, and ``job.yaml`` makes the folder that of a run: so
-    the plan comes before it.
+    A run can be resumed once its plan is there, and any other file makes the folder that of a run:
+    so the plan comes first.
     """
+    write_record(plan, folder / "plan.json")
     if profile is not None:
         write_record(profile, folder / "profile.json")
-    write_record(plan, folder / "plan.json")
     write_text(job_yaml(plan.job), folder / "job.yaml")
 
 

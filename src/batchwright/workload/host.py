@@ -252,7 +252,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory ran out; only PyTorch's GPU allocator has a class for it.
 
     cuBLAS and cuDNN allocate memory of their own. An error of theirs with another cause is raised
-    again with the smallest micro-batch; the line that then ends the run quotes it.
+    again with the smallest micro-batch; the line that then ends a training, an evaluation or a
+    probe quotes it.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True

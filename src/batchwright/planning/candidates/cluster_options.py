@@ -70,7 +70,8 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
     their number. A number of workers that the job asks for is among them.
 
     Raises:
-        PlanError: More workers asked for than there are, or than can be predicted.
+        PlanError: More workers asked for than there are, or than can be predicted; or fewer allowed
+            than were measured together.
     """
     asked = 1 if job.launcher.one_worker else job.workers
     _check_asked(kinds, job, asked)
@@ -103,9 +104,13 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
             for cluster in found
         ]
     # Times of kinds that were measured together do not hold for fewer workers.
-    least = max((kind.measured[0] for kind in kinds if kind.together), default=0)
-    found = [cluster for cluster in found if cluster.workers >= least]
+    found = [
+        cluster
+        for cluster in found
+        if all(cluster.workers >= kind.measured[0] for kind, _ in cluster.members if kind.together)
+    ]
     if not found:
+        least = max(kind.measured[0] for kind in kinds)
         raise PlanError(
             f"goal.max_workers={job.goal.max_workers}: the times of kinds of workers that were "
             f"measured together do not hold for fewer than these {least}: give {least} or more, or "

@@ -487,12 +487,12 @@ def refit_words(summary: RunSummary) -> str:
 def training_clock(summary: RunSummary) -> list[float]:
     """Seconds of training until the end of each epoch.
 
-    Where epochs between two others are left out, as on the page of a long run, they count as many
-    seconds as the later one.
+    Where epochs before another one are left out, as on the page of a long run, they count as many
+    seconds as that one.
     """
-    clock, seconds, last = [], 0.0, None
+    clock, seconds, last = [], 0.0, -1
     for epoch in summary.epochs:
-        count = 1 if last is None else epoch.epoch - last
+        count = epoch.epoch - last
         seconds, last = seconds + count * epoch.training_seconds, epoch.epoch
         clock.append(seconds)
     return clock

@@ -29,7 +29,7 @@ class StoredProfile(Record):
 
 @router.post("", response_model=None, responses={200: {"model": Plan, "description": "The plan."}})
 def make_plan(_caller: Reader, request: PlanRequest) -> Response:
-    """Make a plan. The answer is equal to the byte to the file that `batchwright plan` writes."""
+    """Make a plan. The answer is byte for byte the file that `batchwright plan` writes."""
     return Response(record_text(planned(request)), media_type="application/json")
 
 

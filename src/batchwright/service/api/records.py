@@ -76,7 +76,7 @@ def get_records(
     kind: Kind = None,
     most: Annotated[
         int | None,
-        Query(ge=1, le=5000, description="Most evenly spaced records, besides the newest."),
+        Query(ge=1, le=5000, description="Maximum number of spaced records, besides the newest."),
     ] = None,
     after: Annotated[
         int, Query(ge=-1, le=2**53, description="Only records after this sequence number.")

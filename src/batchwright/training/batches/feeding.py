@@ -28,6 +28,7 @@ from batchwright.workload.data.loading import (
     LoadingMeter,
     MeteredItems,
     batches_of,
+    end_loaders,
     ignore_stop_signals,
 )
 from batchwright.workload.data.pipeline import ImagePipeline
@@ -251,16 +252,8 @@ class DatasetFeed:
             yield batch if resolution is None else self._resized(batch, resolution)
 
     def close(self) -> None:
-        """End the loader processes.
-
-        They end with the loader's iterator. An error that is on its way may still hold that one,
-        and left to Python's cycle collection its queues are collected first: Python then waits 5 s
-        for each process in vain. So the iterator is ended here.
-        """
-        loader = self.__dict__.pop("_loader", None)  # closing twice does no harm
-        end = getattr(getattr(loader, "_iterator", None), "_shutdown_workers", None)
-        if end is not None:
-            end()
+        """End the loader processes."""
+        end_loaders(self.__dict__.pop("_loader", None))  # closing twice does no harm
 
     def _make_loader(self, loaders: int, ahead: int) -> DataLoader[Any]:
         metered = MeteredItems(self._items, self._collate, self.loading)

@@ -19,6 +19,7 @@ from batchwright.records import Plan
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.sampler import Step
 from batchwright.training.signals import StopRequest
+from batchwright.workload.extras import in_words
 from batchwright.workload.host import is_out_of_memory, release_memory
 
 _PIXELS = 64 * 32**2  # of a forward pass that keeps a processor busy
@@ -127,10 +128,10 @@ def evaluate(
         while count < len(indices) and not stop.number:
             left = indices[count:]
             batches = left.split(fitting.of(what.batch_size))
-            done = _added(batches, feed.evaluation(batches, None), add, stop)
+            done, cause = _added(batches, feed.evaluation(batches, None), add, stop)
             count += done
             if done < len(left) and not stop.number:
-                halve(fitting, min(len(batches[0]), len(left) - done), group)
+                halve(fitting, min(len(batches[0]), len(left) - done), group, cause=cause)
     return _summed(totals, count, group, stop)
 
 
@@ -139,12 +140,12 @@ def _added(
     batches: Iterator[Any],
     add: Callable[[Tensor, Any], None],
     stop: StopRequest,
-) -> int:
-    """Add batches until memory runs out; returns how many samples were added.
+) -> tuple[int, str]:
+    """Add batches until memory runs out; returns how many samples were added, and its error.
 
     A function of its own: on its return, whatever a failed pass held is freed.
     """
-    done = 0
+    done, cause = 0, ""
     try:
         for part, batch in zip(parts, batches, strict=True):
             if stop.number:
@@ -154,10 +155,11 @@ def _added(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    return done
+        cause = in_words(error)
+    return done, cause
 
 
-def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> None:
+def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1, cause: str = "") -> None:
     """Halve the samples in a forward pass, in which memory ran out.
 
     Args:
@@ -165,6 +167,7 @@ def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> Non
         failed: Samples with which memory ran out.
         group: Names this worker.
         least: Fewest samples that a forward pass makes sense with.
+        cause: The error that said so, if it is known.
 
     Raises:
         TrainingError: Half as many are too few.
@@ -173,6 +176,8 @@ def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> Non
         raise TrainingError(
             f"{group.places[group.rank]} has not enough memory to evaluate {failed} sample(s) at "
             "once: take a smaller network or resolution, or free memory"
+            + f" ({cause})"
+            * bool(cause)
         )
     fitting.most = failed // 2
     release_memory(group.device)

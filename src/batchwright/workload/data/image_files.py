@@ -26,6 +26,7 @@ from batchwright.workload.data.loading import (
     LoadingMeter,
     MeteredItems,
     batches_of,
+    end_loaders,
     ignore_stop_signals,
 )
 from batchwright.workload.data.pipeline import (
@@ -188,10 +189,8 @@ class FilePipeline:
         return len(self.files)
 
     def close(self) -> None:
-        """End the loader processes; asking for batches again starts new ones.
-
-        They end as the loader is freed, unless it is in a reference cycle: see `DatasetFeed.close`.
-        """
+        """End the loader processes; asking for batches again starts new ones."""
+        end_loaders(self._loader)
         self._loader = self._make_loader()
 
     def batches(

@@ -81,6 +81,18 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from batches
 
 
+def end_loaders(loader: DataLoader[Any] | None) -> None:
+    """End the processes of a loader that keeps them from epoch to epoch.
+
+    They end with the loader's iterator. An error that is on its way may still hold that one, and
+    left to Python's cycle collection its queues are collected first: Python then waits 5 s for each
+    process in vain. So the iterator is ended here.
+    """
+    end = getattr(getattr(loader, "_iterator", None), "_shutdown_workers", None)
+    if end is not None:
+        end()
+
+
 def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
     """``batches``, with errors that say why a loader process has ended.
 

@@ -35,7 +35,7 @@ def recompute(network: nn.Module, *, on: bool = True) -> None:
     its class's, stays as it is.
 
     Raises:
-        JobError: The network has no blocks.
+        JobError: The network has no blocks, or each has a forward pass of its own.
     """
     blocks = dict.fromkeys(_blocks(network))
     if on and not blocks:
@@ -50,6 +50,16 @@ def recompute(network: nn.Module, *, on: bool = True) -> None:
             block.forward = MethodType(forward, block)
         elif not on and function is forward:
             del block.forward
+    if on and not any(map(_is_switched, blocks)):
+        raise JobError(
+            "activation_checkpointing=on: each block of the network has a forward pass of its own "
+            "in place of its class's, which is never computed again; give "
+            "activation_checkpointing=off"
+        )
+
+
+def _is_switched(block: nn.Module) -> bool:
+    return getattr(vars(block).get("forward"), "__func__", None) is forward
 
 
 def may_recompute(network: nn.Module) -> bool:
