@@ -280,6 +280,15 @@ def evenly(places: range, most: int) -> list[int]:
     return [places[index] for index in range(len(places) - 1, -1, -step)] if step else []
 
 
+def cut(words: str, most: int) -> str:
+    """Words of at most ``most`` letters; longer ones end in an ellipsis.
+
+    >>> cut("horizontal", 5)
+    'hori…'
+    """
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
 def apart(words: Sequence[tuple[float, float]]) -> list[int]:
     """Numbers of those words that do not overlap, of (middle, half width); the longest go first.
 

@@ -12,6 +12,7 @@ from batchwright.reporting.charts.chart import (
     Chart,
     Point,
     Series,
+    cut,
     epochs_axis,
     linear_axis,
     log_axis,
@@ -60,7 +61,7 @@ def _value_axis(key: SweptKey) -> Axis:
     places = scale.places
     if not scale.numeric:
         most = max(4, _LETTERS // len(places))
-        ticks = tuple((at, _cut(words, most)) for at, words in value_words(key).items())
+        ticks = tuple((at, cut(words, most)) for at, words in value_words(key).items())
         return Axis(key.key, -0.5, len(places) - 0.5, ticks)
     if scale.logarithmic:
         axis = log_axis(key.key, places)
@@ -71,10 +72,6 @@ def _value_axis(key: SweptKey) -> Axis:
     words = [f"{v:,}" if isinstance(v, int) else value_label(v) for v in key.values]
     ticks = tuple(zip(places, words, strict=True))
     return Axis(axis.label, axis.low, axis.high, ticks, axis.logarithmic)
-
-
-def _cut(words: str, most: int) -> str:
-    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def _chart(

@@ -16,7 +16,7 @@ from math import lcm
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Series, apart
+from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Series, apart, cut
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -261,11 +261,11 @@ def _draw_lanes(axes: Axes, chart: Lanes) -> None:
     axes.set_yticks([at + 0.5 for at in range(len(names))], names)
     for mark in chart.marks:
         axes.axvline(mark.x, color="black", linewidth=0.8, linestyle=":")
-    told = [one for one in chart.marks if one.words]
+    worded = [one for one in chart.marks if one.words]
     letter = 0.009 * (chart.x.high - chart.x.low)
-    for at in apart([(one.x, letter / 2 * (len(one.words) + 1)) for one in told]):
+    for at in apart([(one.x, letter / 2 * (len(one.words) + 1)) for one in worded]):
         place = {"textcoords": "offset points", "ha": "center", "fontsize": 10}
-        axes.annotate(told[at].words, (told[at].x, 0), (0, 4), **place)
+        axes.annotate(worded[at].words, (worded[at].x, 0), (0, 4), **place)
     axes.grid(axis="x", color="#E0E0E0", linewidth=0.7)
 
 
@@ -329,13 +329,11 @@ def _legend(drawn: Figure, charts: Sequence[Chart | Lanes], title: str) -> None:
             if any(box.endswith(style) for box in there):
                 patches.setdefault(style, _box_look(style) | {"label": name})
     most = 10 * int(_WIDTH) - _MARK_LETTERS  # letters of a name that is alone in its row
-    handles: list[Any] = [
-        Line2D(
-            [], [], label=name[:most], **look | {"markersize": min(look.get("markersize", 0), 11)}
-        )
-        for name, look in lines.items()
-        if name
-    ]
+    handles: list[Any] = []
+    for name, mark in lines.items():
+        if name:
+            size = min(mark.get("markersize", 0), 11)
+            handles.append(Line2D([], [], label=cut(name, most), **mark | {"markersize": size}))
     handles += [Patch(**look) for look in patches.values()]
     wide = [len(one.get_label()) + _MARK_LETTERS for one in handles]
     fitting = (n for n in range(len(wide), 1, -1) if _columns(wide, n) <= _WIDTH * _LETTERS)

@@ -106,12 +106,11 @@ def _lanes(chart: Lanes) -> str:
             f'<line class="epoch" x1="{across:.1f}" y1="{TOP + MARK}" x2="{across:.1f}" '
             f'y2="{floor_line}">{_title(one.title)}</line>'
         )
-    told = [one for one in chart.marks if one.words]
-    halves = [LETTER / 2 * (len(one.words) + 1) for one in told]
-    rooms = [
-        (min(_across(x, one.x), WIDTH - half), half) for one, half in zip(told, halves, strict=True)
-    ]
-    parts += [_text(rooms[at][0], TOP + 10, told[at].words, "middle") for at in apart(rooms)]
+    worded = [one for one in chart.marks if one.words]
+    halves = [LETTER / 2 * (len(one.words) + 1) for one in worded]
+    places = (_across(x, one.x) for one in worded)
+    rooms = [(min(at, WIDTH - half), half) for at, half in zip(places, halves, strict=True)]
+    parts += [_text(rooms[at][0], TOP + 10, worded[at].words, "middle") for at in apart(rooms)]
     return _svg(chart.title, parts, height)
 
 
