@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -281,6 +282,43 @@ def test_nobody_waits_for_ever_at_the_store_of_a_process_that_is_gone_or_stands_
     finally:
         for one in crew:
             one.kill()
+
+
+class NotedLater:
+    """A store in which worker 1 notes its own error right after the first look for one."""
+
+    def __init__(self, first):
+        self._store = dist.HashStore()
+        self._looks = 0
+        for rank in first:
+            self.note(rank, "lost contact with worker 1", secondary=True)
+
+    def note(self, rank, message, *, secondary):
+        failed = {"message": message, "code": 1, "secondary": secondary}
+        self._store.set(f"failed/{rank}", json.dumps(failed))
+        self._store.set("failed", "")
+
+    def check(self, keys):
+        found = self._store.check(keys)
+        self._looks += keys == ["failed"]
+        if keys == ["failed"] and self._looks == 1 + found:
+            self.note(1, "KeyError: of the user's", secondary=False)
+        return found
+
+    def get(self, key):
+        return self._store.get(key)
+
+
+@pytest.mark.parametrize("first", [(), (2,)], ids=["nobody", "who only lost it"])
+def test_an_error_noted_after_the_loss_that_it_causes_is_the_one_raised(first):
+    """A worker leaves its group before it notes why, and others may be quicker to note a loss."""
+    lead = Gathering.__new__(Gathering)
+    lead.started = Started(0, 3, 0, 3, "localhost", free_port(), by="torchrun")
+    lead.members = ("worker 0 (a)", "worker 1 (b)", "worker 2 (c)")
+    lead._store = NotedLater(first)
+    lead._roll_call = SimpleNamespace(all_ended=lambda: False)
+    with pytest.raises(LostWorkerError, match=r"^worker 1 \(b\): KeyError"), lead.explaining():
+        raise LostWorkerError("lost contact with another worker: worker 1 (b) left the run")
 
 
 def test_on_one_host_gloo_uses_the_loopback_interface(monkeypatch):

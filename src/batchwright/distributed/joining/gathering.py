@@ -47,6 +47,7 @@ _SILENT_SECONDS = 60.0  # without a beat: a process that imports or opens a GPU 
 _TELL_SECONDS = 8.0  # longer than processes usually are apart
 _CLOCK_SECONDS = 30.0  # by which clocks may differ; a busy host may look at its own late
 _LAST_SECONDS = 10.0  # for the word that says why an exchange broke, and for all to take leave
+_FIRST_SECONDS = 2.0  # between the first report of an error and that of the error behind it
 _STOP_SECONDS = 5.0  # within which a launcher that signals all processes has signalled them
 _POLL_SECONDS = 0.02
 
@@ -225,10 +226,12 @@ class Gathering:
             yield
         except LostWorkerError:
             limit = time.monotonic() + _LAST_SECONDS
-            while self._roll_call is not None and time.monotonic() < limit:
-                silent = self._roll_call.all_ended()
+            while self._roll_call is not None:
+                last = time.monotonic() > limit or self._roll_call.all_ended()
+                if self._has("failed"):  # a worker that only lost another may be the first to say
+                    limit = min(limit, time.monotonic() + _FIRST_SECONDS)
                 self._raise_failed(secondary=False)
-                if silent or self._has("failed"):  # they only report the loss of others
+                if last:
                     break
                 time.sleep(_POLL_SECONDS)
             raise
