@@ -152,7 +152,7 @@ def headlines(folder: Path = RESULTS) -> str:
             places.add("{processor}, {cores} cores".format(**report["environment"]))
     if not rows:
         return NOTHING + "\n"
-    return "\n".join([*DATED_HEAD, *rows, "", f"On {' and '.join(sorted(places))}.", ""])
+    return "\n".join([*DATED_HEAD, *rows, "", f"On {'; '.join(sorted(places))}.", ""])
 
 
 def tables(folder: Path = RESULTS) -> str:
