@@ -131,6 +131,8 @@ def test_an_error_of_the_workers_own_device_is_not_laid_on_others(kind):
         "HIP out of memory. Tried to allocate 2.00 GiB",
         "NCCL error in: NCCLUtils.cpp:1, ...\nLast error:\nCuda failure 2 'out of memory'",
         "NCCL error in: NCCLUtils.cpp:1, ...\nLast error:\nFailed to CUDA calloc 4194304 bytes",
+        "NCCL error in: NCCLUtils.cpp:1, ...\nLast error:\nFailed to CUDA malloc 4194304 bytes",
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp"',
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",

@@ -236,7 +236,8 @@ _OUT_OF_MEMORY = (
     "Triton Error [CUDA]: out of memory",
     "Cuda failure 'out of memory'",  # NCCL, whose connections take memory
     "Cuda failure 2 'out of memory'",  # NCCL from 2.19 on
-    "Failed to CUDA calloc",
+    "Failed to CUDA ",  # calloc, malloc, host alloc: NCCL, too
+    "NVML_SUCCESS == ",  # PyTorch's allocator, where it may not look who has the memory (MIG)
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # no room for a handle
     "CUDNN_STATUS_ALLOC_FAILED",
