@@ -94,7 +94,7 @@ def chosen(machine, monkeypatch, *, seconds=1.0, samples=50_000, bfloat16=True, 
     monkeypatch.setattr(module, "held_bytes", lambda bench: machine.held)
     for part in (module, comparison):
         monkeypatch.setattr(part, "now", lambda device: machine.seconds)
-    monkeypatch.setattr(module, "free_memory", lambda device, workers: 2**40)
+    monkeypatch.setattr(module, "memory_of_each", lambda group, neighbours: 2**40)
     data = SimpleNamespace(facts=make_data(train_samples=samples))
     job = make_job(**{"precision": "auto", "resolutions": (32,), **changes})
     return choose_precision(job, data, Group(CPU), seconds=seconds)

@@ -20,6 +20,7 @@ from batchwright.probing import commands, own_step
 from batchwright.probing import executor as executors
 from batchwright.probing.course.controller import Controller
 from batchwright.probing.executor import Executor
+from batchwright.probing.measure import memory
 from batchwright.probing.own_step import OwnStep
 from batchwright.probing.probe import measure_points, measuring, probe, unfinished
 from batchwright.probing.visiting import Visitor
@@ -402,7 +403,7 @@ def _prepared(rank: int, folder: Path) -> list[dict[str, object]]:
     os.environ["BATCHWRIGHT_CACHE"] = str(folder)
     command = commands.Prepare(workers=2, precision="float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executors, "free_memory", lambda device, workers: FREE[rank])
+        patch.setattr(memory, "free_memory", lambda device, workers: FREE[rank])
         patch.setattr(executors, "device_name", lambda device: MODELS[rank])
         job = Job(device="cpu", precision="float32", resolutions=(8,))
         group = Group(torch.device("cpu"), 300)

@@ -46,6 +46,7 @@ from batchwright.errors import (
     WorkerError,
 )
 from batchwright.probing import together
+from batchwright.probing.measure import memory
 from batchwright.records import Job, KindCount, Plan, Profile, RunSummary, Sweep
 from batchwright.records.documents import read_record, write_record
 from batchwright.workflows import together as verbs_together
@@ -484,7 +485,7 @@ def test_a_worker_takes_its_own_of_the_gpus_that_it_sees(monkeypatch, visible, d
 )
 def test_two_workers_with_one_gpu_are_refused_with_their_host(monkeypatch, places, refused):
     told = [
-        {"host": name, "gpu": gpu, "kind": "k", "device_name": "k", "memory_bytes": 1}
+        {"host": name, "gpu": gpu, "kind": "k", "device_name": "k", "memory_bytes": 6}
         for name, gpu in places
     ]
     monkeypatch.setattr(together, "own_device", lambda job: torch.device("cpu"))
@@ -493,7 +494,24 @@ def test_two_workers_with_one_gpu_are_refused_with_their_host(monkeypatch, place
     with pytest.raises(JobError, match=refused) if refused else nullcontext():
         assert len(together.ask_for_places(others, Job(), "digest")) == 3
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # the user says that they may
-    assert len(together.ask_for_places(others, Job(), "digest")) == 3
+    found = together.ask_for_places(others, Job(), "digest")
+    assert [one.memory_bytes for one in found] == ([6, 3, 3] if refused else [6, 6, 6])
+
+
+@pytest.mark.parametrize(
+    ("others", "each"),
+    [([("here", "a"), ("here", "b"), ("there", "a")], 6), ([("here", "b")], 12)],
+)
+def test_workers_on_one_gpu_have_equal_parts_of_its_memory(monkeypatch, others, each):
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(memory, "identity", lambda device: "a")
+    monkeypatch.setattr(memory, "free_memory", lambda device, neighbours: 12)
+
+    def gather(value):
+        return [value, *(others if isinstance(value, tuple) else [20])]
+
+    group = SimpleNamespace(device=torch.device("cuda", 0), gather=gather)
+    assert memory.memory_of_each(group, 2) == each
 
 
 # -------------------------------------------------------------------------------- real processes

@@ -19,7 +19,7 @@ from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.gradient_noise import measure_noise
 from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.probing.measure.link import time_link
-from batchwright.probing.measure.memory import estimate_peak, held_bytes, weigh
+from batchwright.probing.measure.memory import estimate_peak, held_bytes, memory_of_each, weigh
 from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.measure.precision import choose_precision
 from batchwright.probing.measure.recomputation import compare_recomputation
@@ -29,7 +29,7 @@ from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Record
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.host import arithmetic, free_memory, local_workers, worker_threads
+from batchwright.workload.host import arithmetic, local_workers, worker_threads
 from batchwright.workload.passes.recomputation import may_recompute
 from batchwright.workload.task import network_facts, set_training
 
@@ -224,15 +224,12 @@ class Executor:
 
 
 def devices(group: Group, neighbours: int) -> dict[str, Any]:
-    """Fields of `Prepared` about the devices of a group, with ``neighbours`` workers a machine.
-
-    All workers take the same batches, so the least memory counts.
-    """
+    """Fields of `Prepared` about the devices of a group, with ``neighbours`` workers a machine."""
     names = group.gather(device_name(group.device))
     return {
         "device_name": names[0],
         "other_devices": tuple(sorted(set(names) - {names[0]})),
-        "memory_bytes": min(group.gather(free_memory(group.device, neighbours))),
+        "memory_bytes": memory_of_each(group, neighbours),
     }
 
 

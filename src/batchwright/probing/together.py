@@ -6,8 +6,9 @@ worker 0: `LaunchedWorkers.ask` --order--> the others: `Helper`; all carry the c
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -60,7 +61,11 @@ def ask_for_places(gathering: Gathering, job: Job, digest: str) -> tuple[Place, 
                 f"workers {other} and {rank} ({one.host}) have one GPU between them: start one "
                 "worker for each GPU there, or say device=cpu"
             )
-    return places
+    sharing = Counter((one.host, one.gpu) for one in places if one.gpu)
+    return tuple(
+        replace(one, memory_bytes=one.memory_bytes // max(1, sharing[one.host, one.gpu]))
+        for one in places
+    )
 
 
 def _own_place(gathering: Gathering, device: torch.device) -> Place:

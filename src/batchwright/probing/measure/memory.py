@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,11 +14,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from batchwright.distributed.group import Group
 from batchwright.probing.bench import Steppable, sides_of
 from batchwright.records import DataFacts, Job, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.workload.data.store_writer import PIXELS
-from batchwright.workload.host import autocast, free_memory, release_memory
+from batchwright.workload.host import autocast, free_memory, identity, release_memory
 from batchwright.workload.muon import Muon
 from batchwright.workload.passes.recomputation import recompute
 from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
@@ -65,6 +67,23 @@ def held_bytes(bench: Steppable) -> int:
     if bench.device.type != "cuda":
         return 0
     return max(0, torch.cuda.memory_allocated(bench.device) - bench.live_bytes())
+
+
+def memory_of_each(group: Group, neighbours: int) -> int:
+    """Bytes that each worker of a group may use; all workers call this together.
+
+    They take the same batches, so the least memory counts. Workers that are on one GPU, as NCCL can
+    be told to allow, get equal parts of it.
+
+    Args:
+        group: The workers.
+        neighbours: Number of workers on a machine.
+    """
+    here = socket.gethostname(), identity(group.device)
+    on_gpu = group.gather(here).count(here) if here[1] else 1
+    own = max(1, free_memory(group.device, neighbours) // on_gpu)
+    least: int = min(group.gather(own))
+    return least
 
 
 def estimate_peak(job: Job, data: DataFacts, resolution: int, local_batch_size: int) -> int | None:

@@ -28,13 +28,13 @@ from batchwright.probing.measure.comparison import (
     compare,
     time_left,
 )
-from batchwright.probing.measure.memory import held_bytes, weigh
+from batchwright.probing.measure.memory import held_bytes, memory_of_each, weigh
 from batchwright.probing.measure.step_time import take_first_steps
 from batchwright.probing.measure.timing import from_rank_0, now
 from batchwright.probing.replays import may_replay
 from batchwright.records import Job, Precision, PrecisionRatio, PrecisionTime
 from batchwright.workload.data.sources import ImageData
-from batchwright.workload.host import free_memory, half_of, release_memory
+from batchwright.workload.host import half_of, release_memory
 
 USUAL_BATCH = 256
 """Local batch, in samples, that is compared where the plan is to choose one and the data allow it:
@@ -150,7 +150,7 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
     peak, _ = weigh(plain, supply)
     if peak is None:
         return min(SMALLEST_BATCH, wanted)
-    limit = plain.job.goal.memory or min(group.gather(free_memory(group.device, group.size)))
+    limit = plain.job.goal.memory or memory_of_each(group, group.size)
     fixed = plain.live_bytes() + plain.parts().gradients
     sample_bytes = max(0, peak - held - fixed) / size
     room = _MEMORY_SHARE * (limit - held) - fixed
