@@ -278,6 +278,29 @@ def test_an_output_of_any_form_comes_to_depend_on_what_other_parts_use(form):
     assert (weight.grad.tolist(), other.grad.tolist()) == ([2, 2], [0, 0])
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_parts_are_computed_without_the_activations_of_the_failed_batch(failures):
+    """The trainer holds its loss, and with it all that a GPU lacks the memory for."""
+    Activation.alive.clear()
+    Full.left, model = failures, Wide()
+    batch = torch.randn(BATCH, model.linear.in_features), torch.arange(BATCH) % 3
+
+    def loss_of(part):
+        return functional.cross_entropy(model(part[0]), part[1])
+
+    parts = recovering.Recovering(model.parameters(), lambda _: None)
+    loss = parts.loss(loss_of, batch)
+    value = float(loss.detach())
+    parts.backward(loss.backward)
+    parts.close()
+    assert len(model.seen) > 2
+    assert all(alive == 0 for _, alive in model.seen)
+    assert float(loss) == value
+    found = [one.grad for one in model.parameters()]
+    wanted = torch.autograd.grad(loss_of(batch), list(model.parameters()))
+    torch.testing.assert_close(found, list(wanted))
+
+
 def narrow_gradients(tight, scaler, factor=1e-5):
     """Of a loss so small that float16 holds its gradients only if it is scaled, and in float32.
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.training.batches.feeding import like_mapping, like_sequence
+from batchwright.training.step.released_graph import release_graph
 from batchwright.workload.host import is_out_of_memory, release_memory
 
 Compute = Callable[[Any], Any]  # a batch to its mean loss, or a dict that holds it
@@ -51,6 +52,7 @@ class Recovering:
         self._trained = [one for one in parameters if one.requires_grad]
         self._tell, self._scaler, self.most = tell, scaler, None
         self._whole: _WholeBatch | None = None  # what `backward` may have to compute again
+        self._loss: Tensor | None = None  # its loss; the activations behind it would be in the way
         self._arrived: Tensor | None = None  # the gradient that flowed into the loss there
         self._done: set[int] = set()  # parameters whose gradients it has computed, by index
         self._hooks: list[Any] = []  # from the first batch on, so that nobody else pays for them
@@ -93,6 +95,7 @@ class Recovering:
                 self._arrived = None
                 loss = output.get("loss") if isinstance(output, dict) else output
                 if isinstance(loss, Tensor) and loss.grad_fn is not None:
+                    self._loss = loss
                     loss.grad_fn.register_prehook(partial(self._note_arrival, loss.output_nr))
                 return output
             self._halve(cut)
@@ -109,6 +112,7 @@ class Recovering:
         """
         self._done.clear()
         whole, self._whole = self._whole, None  # nor is the batch held any longer
+        failed, self._loss = self._loss, None
         try:
             return run()
         except (RuntimeError, MemoryError) as error:
@@ -116,6 +120,8 @@ class Recovering:
             cut = min(self.most or whole.samples, whole.samples) if whole is not None else 0
             if not is_out_of_memory(error) or whole is None or arrived is None or cut < 2:
                 raise
+        if failed is not None:  # the trainer holds it, and with it the activations
+            release_graph(failed)
         self._halve(cut)
         while True:
             cut = self.most or 1
