@@ -124,6 +124,15 @@ def test_each_epoch_is_made_ahead_in_the_same_stream(streams):
     assert streams == [0]
 
 
+def test_a_gpu_without_a_number_is_the_current_one(streams, monkeypatch):
+    entered = []
+    monkeypatch.setattr(copying, "enter", entered.append)
+    for name in ("cuda:0", "cuda"):
+        assert len(list(prefetched(lambda _: (), range(3), torch.device(name)))) == 3
+    assert streams == [0]
+    assert entered == [torch.device("cuda", 0)] * 2
+
+
 def test_nothing_is_recorded_in_the_stream_in_which_others_are_made_ahead(streams):
     """What a thread copies meanwhile would be recorded in place of done."""
     aside = copying.copy_stream(torch.device("cuda", 0))

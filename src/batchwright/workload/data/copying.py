@@ -49,7 +49,12 @@ def prefetched(
         requests: Requests, in order.
         device: Device of the tensors.
     """
-    side_stream = copy_stream(device) if device.type == "cuda" else None
+    side_stream: torch.cuda.Stream | None = None
+    if device.type == "cuda":
+        # ``cuda`` alone is this thread's current GPU, and in a new thread would be the first.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        device = torch.device("cuda", index)
+        side_stream = copy_stream(device)
 
     def work(request: Request) -> tuple[Made, torch.Event | None]:
         with torch.cuda.stream(side_stream):
