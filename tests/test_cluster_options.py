@@ -29,6 +29,7 @@ from samples import make_data, make_kind_profile, reason
 SIDES = (96, 128)
 FEW = {"sides": SIDES, "batches": (8, 16, 32, 64, 128)}
 GIB = 2**30
+RATES = {"slow": 1.0, "fast": 3.0}
 
 
 def job_of(profile, kinds, *, workers="auto", global_batch="auto", epochs=3, **goal):
@@ -340,6 +341,17 @@ def test_ten_thousand_workers_are_planned_without_going_through_them(monkeypatch
     assert {one.resolution for one in plan.considered} == {96, 128, 160, 192, 224}
     assert len(plan.considered) < 1000
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_a_tiny_micro_batch_is_planned_whatever_the_number_of_passes():
+    """A list of the passes of the largest batch would not fit any memory."""
+    data = make_data(train_samples=10**14)
+    profiles = [make_kind_profile(kind, speed, **FEW, data=data) for kind, speed in RATES.items()]
+    kinds = tuple(WorkerKind(kind=kind, count=2) for kind in RATES)
+    job = job_of(profiles[0], kinds, deadline=1e15, accuracy=0.5)
+    plan = make_plan(profiles, job.model_copy(update={"micro_batch": 2}))
+    assert max(one.global_batch_size for one in plan.considered) > 10**13
+    assert plan.stages[0].micro_batch_size == 2
 
 
 def test_in_a_long_list_frontier_chosen_cluster_and_knees_are_kept():

@@ -283,7 +283,7 @@ def test_the_interval_of_a_line_s_knee_follows_from_the_errors_of_both_its_times
 def test_the_interval_of_a_knee_off_the_line_follows_from_the_errors_of_two_steps():
     kind = kind_of(0.04, 0.00001)
     errors = {4000: 0.003, 8000: 0.004}
-    kind.times = SimpleNamespace(comparison_error=lambda workers, side, sizes: errors[sizes[0]])
+    kind.times = SimpleNamespace(comparison_error=lambda workers, side, size: errors[size])
     kind.fitted_line = lambda workers, side: None
     fit = fit_of(ClusterOption(((kind, 2),)), {1600: 0.1, 8000: 0.2})
     fit = replace(fit, row=fit.rows[1])
@@ -297,7 +297,7 @@ def test_the_interval_of_a_knee_off_the_line_follows_from_the_errors_of_two_step
 def test_a_knee_that_another_update_makes_has_no_interval_beside_it():
     """On a GPU Muon's update may take longer than the rest of a step."""
     kind = kind_of(0.004, 16e-6)
-    kind.times = SimpleNamespace(comparison_error=lambda workers, side, sizes: 0.01)
+    kind.times = SimpleNamespace(comparison_error=lambda workers, side, size: 0.01)
     kind.fitted_line = lambda workers, side: None
     cluster, seconds = ClusterOption(((kind, 1),)), {64: 0.005, 256: 0.008, 512: 0.0205}
     for more, told in ((0.0, True), (0.0085, False)):

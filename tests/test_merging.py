@@ -64,8 +64,8 @@ def test_computing_is_as_large_a_share_of_pooled_steps_as_of_each(order):
 
     (merged,) = merge_profiles([at(2.0, 5, 50), at(1.0, 3, 300)][::order])
     times = fit_step_time(merged.steps)
-    assert times.computing(1, 32, [64]) == pytest.approx(times.seconds(1, 32, [64]))
-    assert times.seconds(1, 32, [8] * 8) == pytest.approx(8 * times.seconds(1, 32, [8]))
+    assert times.computing(1, 32, 64) == pytest.approx(times.seconds(1, 32, 64))
+    assert times.seconds(1, 32, 64, 8) == pytest.approx(8 * times.seconds(1, 32, 8))
 
 
 def test_pooled_steps_wait_for_as_large_a_share_of_their_time_as_each():

@@ -66,8 +66,8 @@ def test_a_straight_step_time_is_recovered_everywhere():
     model = fit_step_time(points_of())
     for batch in (8, 16, 100, 128, 512):
         expected = compute_of(batch) + SYNC
-        estimate = model.predict(2, 32, [batch])
-        assert estimate.value == model.seconds(2, 32, [batch]) == pytest.approx(expected)
+        estimate = model.predict(2, 32, batch)
+        assert estimate.value == model.seconds(2, 32, batch) == pytest.approx(expected)
         assert estimate.low < expected < estimate.high
     curve = model.curve(2, 32)
     assert curve.linear
@@ -87,9 +87,9 @@ def test_the_same_steps_are_fitted_once_whatever_is_asked_of_them(monkeypatch):
     other = fit_step_time([one.model_copy() for one in points], gradient_bytes=1000, link=LINK)
     assert len(fitted) == 2
     assert other.curve(2, 32) == model.curve(2, 32)
-    assert other.seconds(4, 32, [16]) > 0
+    assert other.seconds(4, 32, 16) > 0
     with pytest.raises(PlanError, match="link"):
-        model.seconds(4, 32, [16])  # nothing of the other's link is kept
+        model.seconds(4, 32, 16)  # nothing of the other's link is kept
 
 
 def test_the_drift_of_all_points_is_found_once(monkeypatch):
@@ -110,10 +110,17 @@ def test_points_may_come_in_any_order():
 
 def test_micro_batches_exchange_gradients_once():
     model = fit_step_time(points_of())
-    for sizes in ([64, 64], [64, 64, 32], [48] * 5 + [16]):
+    for local, sizes in ((128, [64, 64]), (160, [54, 53, 53]), (127, [26, 26, 25, 25, 25])):
         expected = sum(map(compute_of, sizes)) + SYNC
-        assert model.seconds(2, 32, sizes) == pytest.approx(expected)
-        assert model.predict(2, 32, sizes).value == pytest.approx(expected)
+        assert model.seconds(2, 32, local, len(sizes)) == pytest.approx(expected)
+        assert model.predict(2, 32, local, len(sizes)).value == pytest.approx(expected)
+        assert model.computing(2, 32, local, len(sizes)) == pytest.approx(expected - SYNC)
+
+
+def test_a_step_of_any_number_of_passes_is_predicted_at_once():
+    """A list of as many would not fit any memory."""
+    found = fit_step_time(points_of()).predict(2, 32, 10**15, 10**15 // 2)
+    assert found.value == pytest.approx(10**15 / 2 * compute_of(2))
 
 
 # As measured on two shared cores: one worker with both, and two with one each.
@@ -129,13 +136,13 @@ def test_beyond_few_short_steps_of_two_workers_one_worker_says_how_they_go_on():
     ]
     model = fit_step_time([*alone, *together])
     for batch in (64, 256):
-        estimate = model.predict(2, 32, [batch])
+        estimate = model.predict(2, 32, batch)
         assert estimate.low < TOGETHER[batch] < estimate.high
         assert model.extrapolates(2, 32, batch)
-    assert model.seconds(2, 32, [256]) == pytest.approx(TOGETHER[256], rel=0.35)
+    assert model.seconds(2, 32, 256) == pytest.approx(TOGETHER[256], rel=0.35)
     by_themselves = fit_step_time(together)
-    assert by_themselves.seconds(2, 32, [256]) < 0.1 * TOGETHER[256]
-    assert model.seconds(2, 32, [8]) == pytest.approx(by_themselves.seconds(2, 32, [8]), rel=0.01)
+    assert by_themselves.seconds(2, 32, 256) < 0.1 * TOGETHER[256]
+    assert model.seconds(2, 32, 8) == pytest.approx(by_themselves.seconds(2, 32, 8), rel=0.01)
 
 
 def test_a_curve_that_is_well_known_goes_on_by_itself():
@@ -143,11 +150,9 @@ def test_a_curve_that_is_well_known_goes_on_by_itself():
     alone = [point(b, compute_of(b), 0.0, workers=1) for b in (*BATCHES, 1024)]
     together = [point(b, 3 * compute_of(b), 0.0) for b in BATCHES]
     truth = 3 * compute_of(512)
-    assert fit_step_time([*alone, *together]).seconds(2, 32, [512]) == pytest.approx(
-        truth, rel=0.01
-    )
+    assert fit_step_time([*alone, *together]).seconds(2, 32, 512) == pytest.approx(truth, rel=0.01)
     steeper = [point(b, 0.02 + 0.002 * b, 0.0) for b in BATCHES]
-    found = fit_step_time([*alone, *steeper]).seconds(2, 32, [512])
+    found = fit_step_time([*alone, *steeper]).seconds(2, 32, 512)
     assert found == pytest.approx(0.02 + 0.002 * 512, rel=0.1)
 
 
@@ -183,7 +188,7 @@ def test_beyond_what_was_measured_a_larger_batch_takes_no_less_and_is_no_surer(
 
 def test_a_slope_that_scatter_hides_leaves_a_number_however_far_it_is_gone_on_with():
     together = [point(batch, 0.01, visits=(0.0117, 0.013, 0.0143)) for batch in (1, 2)]
-    estimate = fit_step_time(together).predict(2, 32, [10**6])
+    estimate = fit_step_time(together).predict(2, 32, 10**6)
     assert 0 < estimate.low < estimate.value < estimate.high < inf
 
 
@@ -193,14 +198,14 @@ def test_bent_points_are_kept_and_said_to_be_bent():
     assert not model.curve(2, 32).linear
     assert any("bent" in note for note in model.notes)
     for one in points:
-        assert model.seconds(2, 32, [one.local_batch_size]) == pytest.approx(one.step_seconds)
+        assert model.seconds(2, 32, one.local_batch_size) == pytest.approx(one.step_seconds)
 
 
 @pytest.mark.parametrize("resolution", [24, 28, 32, 40, 48, 64, 16])
 def test_time_is_linear_in_the_pixels_between_and_beyond_resolutions(resolution):
     model = fit_step_time(points_of((24, 48)))
     expected = compute_of(64, resolution) + SYNC
-    assert model.seconds(2, resolution, [64]) == pytest.approx(expected)
+    assert model.seconds(2, resolution, 64) == pytest.approx(expected)
     assert model.extrapolates(2, resolution, 64) == (not 24 <= resolution <= 48)
 
 
@@ -215,23 +220,23 @@ def test_beyond_resolutions_time_grows_no_faster_than_pixels_and_never_shrinks()
     points = [point(b, 0.001 * b, resolution=24) for b in BATCHES]
     points += [point(b, 0.01 * b, resolution=32) for b in BATCHES]  # far more than in proportion
     model = fit_step_time(points)
-    edge = model.seconds(2, 32, [64])
-    assert edge < model.seconds(2, 64, [64]) <= 4 * edge * 1.0001
-    assert model.seconds(2, 8, [64]) > 0
+    edge = model.seconds(2, 32, 64)
+    assert edge < model.seconds(2, 64, 64) <= 4 * edge * 1.0001
+    assert model.seconds(2, 8, 64) > 0
 
 
 def test_another_resolution_than_the_only_one_is_refused_with_what_to_measure():
     model = fit_step_time(points_of())
     with pytest.raises(PlanError, match=r"resolution 48: only 32 .*resolutions=32,48"):
-        model.seconds(2, 48, [16])
+        model.seconds(2, 48, 16)
 
 
 def test_each_number_of_workers_has_its_own_curve():
     model = fit_step_time(points_of(workers=(1, 4)))
     assert model.workers == (1, 4)
-    assert model.seconds(1, 32, [64]) == pytest.approx(compute_of(64))
-    assert model.seconds(4, 32, [64]) == pytest.approx(compute_of(64) + SYNC)
-    assert model.seconds(2, 32, [64]) == pytest.approx(compute_of(64) + SYNC / 3)
+    assert model.seconds(1, 32, 64) == pytest.approx(compute_of(64))
+    assert model.seconds(4, 32, 64) == pytest.approx(compute_of(64) + SYNC)
+    assert model.seconds(2, 32, 64) == pytest.approx(compute_of(64) + SYNC / 3)
     assert model.extrapolates(2, 32, 64)
     assert not model.assumed(2)
     assert model.resolutions(2) == model.resolutions(1) == (32,)
@@ -239,7 +244,7 @@ def test_each_number_of_workers_has_its_own_curve():
 
 def test_one_worker_not_measured_exchanges_nothing():
     model = fit_step_time(points_of(workers=(2,)))
-    assert model.seconds(1, 32, [64]) == pytest.approx(compute_of(64))
+    assert model.seconds(1, 32, 64) == pytest.approx(compute_of(64))
     assert model.extrapolates(1, 32, 64)
 
 
@@ -248,10 +253,10 @@ def test_more_workers_than_measured_take_the_stated_link():
     assert not model.assumed(2)
     assert model.assumed(4)
     exchange = 6 * (5e-5 + 2e6 / 1e9)
-    assert model.seconds(4, 32, [64]) == pytest.approx(compute_of(64) + exchange)
+    assert model.seconds(4, 32, 64) == pytest.approx(compute_of(64) + exchange)
     assert model.extrapolates(4, 32, 64)
-    estimate = model.predict(4, 32, [64])
-    known = model.predict(2, 32, [64])
+    estimate = model.predict(4, 32, 64)
+    known = model.predict(2, 32, 64)
     assert estimate.high / estimate.value > known.high / known.value
     curve = model.curve(4, 32)
     assert curve.linear
@@ -261,7 +266,7 @@ def test_more_workers_than_measured_take_the_stated_link():
 
 def test_more_workers_without_a_link_are_refused_with_the_keys_to_give():
     with pytest.raises(PlanError, match=r"workers=16.*link\.latency.*link\.bandwidth"):
-        fit_step_time(points_of()).predict(16, 32, [64])
+        fit_step_time(points_of()).predict(16, 32, 64)
 
 
 def collective(seconds, size=8_000_000):
@@ -286,7 +291,7 @@ def test_the_overlap_is_recovered_and_used_for_more_workers(overlap, seed):
     assert combine(1, 1, model.overlap) == pytest.approx(combine(1, 1, overlap), rel=0.04)
     ring = 14 * (5e-5 + 1e6 / 1e9)
     expected = combine(compute_of(64), ring, overlap)
-    assert model.seconds(8, 32, [64]) == pytest.approx(expected, rel=0.06)
+    assert model.seconds(8, 32, 64) == pytest.approx(expected, rel=0.06)
 
 
 def test_an_overlap_that_nothing_tells_is_none_and_noted():
@@ -327,7 +332,7 @@ def test_intervals_hold_a_later_measurement_about_95_times_in_100():
         model = fit_step_time(points_of((24, 32), (1, 2), rng=rng, drift=0.04))
         for batch in (24, 48, 96):
             truth = compute_of(batch) + SYNC
-            estimate = model.predict(2, 32, [batch])
+            estimate = model.predict(2, 32, batch)
             held += estimate.low <= later_measurement(rng, truth, 0.04) <= estimate.high
             widths.append((estimate.high - estimate.low) / 2 / estimate.value)
             total += 1
@@ -339,27 +344,27 @@ def test_intervals_know_that_cores_which_share_a_step_may_be_moved_after_a_probe
     """No visit of these saw it; what a step takes whatever its batch may differ by 80 %."""
     points = points_of(rng=random.Random(0), drift=0.01, workers=(1,))
     alone, shared = (fit_step_time(points, several_cores=several) for several in (False, True))
-    fixed = shared.seconds(1, 32, [1])
+    fixed = shared.seconds(1, 32, 1)
     for batch in (16, 64, 128):
-        narrow, wide = (model.predict(1, 32, [batch]) for model in (alone, shared))
+        narrow, wide = (model.predict(1, 32, batch) for model in (alone, shared))
         moved = wide.value + 0.5 * fixed
         assert narrow.high < moved < wide.high
         assert wide.low < narrow.low
         assert wide.value == narrow.value
-        told = [model.cores_may_move(1, 32, [batch]) for model in (alone, shared)]
+        told = [model.cores_may_move(1, 32, batch) for model in (alone, shared)]
         assert told == [False, True]
-    halves, whole = (shared.predict(1, 32, parts) for parts in ([32, 32], [64]))
+    halves, whole = (shared.predict(1, 32, 64, passes) for passes in (2, 1))
     assert halves.high / halves.value > whole.high / whole.value  # two passes have it twice
 
 
 def test_an_interval_that_scatter_makes_wide_already_stays_as_it_is():
     points = points_of(rng=random.Random(0), drift=0.4, workers=(1,))
     alone, shared = (
-        fit_step_time(points, several_cores=several).predict(1, 32, [128])
+        fit_step_time(points, several_cores=several).predict(1, 32, 128)
         for several in (False, True)
     )
     assert shared == alone
-    assert not fit_step_time(points, several_cores=True).cores_may_move(1, 32, [128])
+    assert not fit_step_time(points, several_cores=True).cores_may_move(1, 32, 128)
 
 
 def test_intervals_hold_where_slow_stretches_hit_all_points_alike():
@@ -377,7 +382,7 @@ def test_intervals_hold_where_slow_stretches_hit_all_points_alike():
         model = fit_step_time(points)
         for batch in (24, 96):
             truth = compute_of(batch) + SYNC
-            estimate = model.predict(2, 32, [batch])
+            estimate = model.predict(2, 32, batch)
             held += estimate.low <= later_measurement(rng, truth, 0.04) <= estimate.high
             total += 1
     assert 0.93 < held / total < 0.995
@@ -421,7 +426,7 @@ def held_and_widths(drift, spread, *, visits=3, seeds=150):
         )
         for key in product((1, 2), (24, 96)):
             workers, batch = key
-            estimate = model.predict(workers, 32, [batch])
+            estimate = model.predict(workers, 32, batch)
             later = visited(
                 rng, batch, workers, drift=drift[workers], spread=spread(*key), visits=5
             )
@@ -458,7 +463,7 @@ def test_a_single_point_goes_on_with_the_shape_of_its_neighbour():
     model = fit_step_time(points)
     ratio = (compute_of(32, 24) + SYNC) / (compute_of(32) + SYNC)
     expected = ratio * (compute_of(64) + SYNC)
-    assert model.seconds(2, 24, [64]) == pytest.approx(expected)
+    assert model.seconds(2, 24, 64) == pytest.approx(expected)
     assert model.extrapolates(2, 24, 64)
     assert any("only batch 32" in note for note in model.notes)
 
@@ -492,13 +497,13 @@ def test_a_point_that_contradicts_a_larger_one_counts_for_little_and_is_named(st
     assert f"but batch {stray} " in told
     for batch in times:
         true = 0.01 + 0.001 * batch
-        assert model.seconds(2, 32, [batch]) == pytest.approx(true, rel=0.25)
+        assert model.seconds(2, 32, batch) == pytest.approx(true, rel=0.25)
         assert model.standard_error(2, 32, batch) >= quiet.standard_error(2, 32, batch)
 
 
 def test_two_points_that_contradict_each_other_still_make_a_curve_with_a_wide_interval():
     model = fit_step_time([point(32, 0.2), point(64, 0.05)])
-    assert model.seconds(2, 32, [64]) >= model.seconds(2, 32, [32]) > 0
+    assert model.seconds(2, 32, 64) >= model.seconds(2, 32, 32) > 0
     assert model.standard_error(2, 32, 64) > 0.5
 
 

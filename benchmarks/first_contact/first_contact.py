@@ -244,8 +244,8 @@ def at_hand(profile: Profile) -> Profile:
 def _seconds(profile: Profile, plan: Plan) -> float:
     """Seconds of a step of the plan, predicted from a profile."""
     (stage,) = plan.stages
-    batches = [stage.micro_batch_size]
-    return fit_step_time(profile.steps).seconds(stage.workers, stage.resolution, batches)
+    step = stage.workers, stage.resolution, stage.micro_batch_size
+    return fit_step_time(profile.steps).seconds(*step)
 
 
 def _trained(plan: Plan, run: Path) -> RunSummary:

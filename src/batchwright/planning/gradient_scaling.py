@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.algorithms.learning_rate import room_to_linear
-from batchwright.algorithms.partition import split_evenly
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
@@ -71,19 +70,19 @@ def step_split_of(job: Job) -> StepSplit | None:
     return StepSplit(job.ags.parts, job.base_batch, job.method_spec.served)
 
 
-def small_parts(local: int, passes: int, least: int) -> list[int]:
-    """A local batch in ``passes`` even parts, or in fewer so that each has ``least`` samples.
+def small_parts(local: int, passes: int, least: int) -> int:
+    """Number of even parts of a local batch: ``passes``, or fewer with ``least`` samples each.
 
     Example:
-        >>> small_parts(10, 4, 1), small_parts(9, 4, 2)
-        ([3, 3, 2, 2], [3, 2, 2, 2])
+        >>> small_parts(10, 4, 1), small_parts(9, 4, 2), small_parts(9, 4, 3)
+        (4, 4, 3)
     """
     possible = max(1, local // least)
     count = min(passes, possible)
     # Training cuts by the largest part: 9 in 4 parts of up to 3 would come out as 3 of them.
     while count < possible and -(-local // -(-local // count)) < min(passes, possible):
         count += 1
-    return split_evenly(local, count)
+    return count
 
 
 def ags_rule(job: Job) -> AgsRule | None:

@@ -14,7 +14,6 @@ measured (`overlap.combine`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -179,13 +178,16 @@ class StepTimeModel:
             )
         return self._curves[key]
 
-    def seconds(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> float:
+    def seconds(
+        self, workers: int, resolution: int, local_batch_size: int, passes: int = 1
+    ) -> float:
         """Seconds per step, without interval.
 
         Args:
             workers: Number of workers that compute at the same time.
             resolution: Image side, in pixels.
-            micro_batch_sizes: Micro-batches of the busiest worker, at least one, in samples.
+            local_batch_size: Local batch of the busiest worker, in samples.
+            passes: Micro-batches that it is cut into, as evenly as possible, the larger ones first.
 
         Raises:
             PlanError: Only one resolution was measured and another is asked for; or more workers
@@ -193,17 +195,15 @@ class StepTimeModel:
         """
         laws = self._laws.get((workers, resolution))
         whole, compute = laws or self._laws_of(workers, resolution)
-        if len(micro_batch_sizes) == 1:
-            return whole.at(micro_batch_sizes[0])
-        seconds = whole.at(micro_batch_sizes[-1])
-        size, each = 0, 0.0
-        for micro_batch_size in micro_batch_sizes[:-1]:
-            if micro_batch_size != size:
-                size, each = micro_batch_size, compute.at(micro_batch_size)
-            seconds += each
-        return seconds
+        if passes == 1:
+            return whole.at(local_batch_size)
+        earlier = _earlier_passes(local_batch_size, passes)
+        seconds = whole.at(local_batch_size // passes)
+        return seconds + sum(count * compute.at(size) for size, count in earlier)
 
-    def computing(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> float:
+    def computing(
+        self, workers: int, resolution: int, local_batch_size: int, passes: int = 1
+    ) -> float:
         """Seconds of computing in a step, without exchange and without interval.
 
         More workers than were measured compute like the largest measured number. Arguments are
@@ -213,38 +213,41 @@ class StepTimeModel:
             PlanError: Only one resolution was measured and another is asked for.
         """
         _, compute = self._laws_of(min(workers, self.workers[-1]), resolution)
-        return sum(compute.at(size) for size in micro_batch_sizes)
+        earlier = _earlier_passes(local_batch_size, passes)
+        seconds = compute.at(local_batch_size // passes)
+        return seconds + sum(count * compute.at(size) for size, count in earlier)
 
-    def predict(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> Estimate:
+    def predict(
+        self, workers: int, resolution: int, local_batch_size: int, passes: int = 1
+    ) -> Estimate:
         """Seconds per step, with a 95 % interval of a later measurement.
 
         A measurement is the median of `drift.LATER_VISITS` visits. Errors are ratios, and slow
         stretches are one-sided, so the interval reaches further up than down. Arguments and errors
         raised are those of `seconds`.
         """
-        value = self.seconds(workers, resolution, micro_batch_sizes)
+        step = workers, resolution, local_batch_size, passes
+        value = self.seconds(*step)
         # A lower bound of the half width: visits of a short probe may not show core migration.
-        least = self._if_cores_move(workers, resolution, micro_batch_sizes)
-        down, up = (
-            min(WIDEST, max(least, one))
-            for one in self._by_visits(workers, resolution, micro_batch_sizes)
-        )
+        least = self._if_cores_move(*step)
+        down, up = (min(WIDEST, max(least, one)) for one in self._by_visits(*step))
         return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
 
     def cores_may_move(
-        self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
+        self, workers: int, resolution: int, local_batch_size: int, passes: int = 1
     ) -> bool:
         """Whether `drift.HANDING_OVER` makes the interval wider than the visits do."""
-        _, up = self._by_visits(workers, resolution, micro_batch_sizes)
-        return self._if_cores_move(workers, resolution, micro_batch_sizes) > up
+        step = workers, resolution, local_batch_size, passes
+        _, up = self._by_visits(*step)
+        return self._if_cores_move(*step) > up
 
     def _by_visits(
-        self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
+        self, workers: int, resolution: int, local_batch_size: int, passes: int
     ) -> tuple[float, float]:
         """Half widths of the interval, down and up, by the scatter of visits, as logarithms."""
-        own = self.comparison_error(workers, resolution, micro_batch_sizes)
+        own = self.comparison_error(workers, resolution, local_batch_size, passes)
         known = hypot(own, self._levels[self._nearest(workers)])
-        last = micro_batch_sizes[-1]
+        last = local_batch_size // passes
         later = self.visit_deviation(workers, resolution, last) * median_share(LATER_VISITS)
         degrees = self._drifts[self._nearest(workers)].degrees
         quantile = student_t_975(degrees) if degrees else Z_975
@@ -252,7 +255,7 @@ class StepTimeModel:
         return down, up
 
     def _if_cores_move(
-        self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
+        self, workers: int, resolution: int, local_batch_size: int, passes: int
     ) -> float:
         """Half width of the interval by `drift.HANDING_OVER` of the fixed time, as a logarithm.
 
@@ -261,13 +264,13 @@ class StepTimeModel:
         if not self._several_cores:
             return 0.0
         whole, compute = self._laws_of(workers, resolution)
-        fixed = whole.at(1) + (len(micro_batch_sizes) - 1) * compute.at(1)
-        share = min(1.0, fixed / self.seconds(workers, resolution, micro_batch_sizes))
-        own = self.comparison_error(workers, resolution, micro_batch_sizes)
+        fixed = whole.at(1) + (passes - 1) * compute.at(1)
+        share = min(1.0, fixed / self.seconds(workers, resolution, local_batch_size, passes))
+        own = self.comparison_error(workers, resolution, local_batch_size, passes)
         return Z_975 * hypot(own, HANDING_OVER * share)
 
     def comparison_error(
-        self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
+        self, workers: int, resolution: int, local_batch_size: int, passes: int = 1
     ) -> float:
         """Standard error of a step's time in a comparison with others, as a share of it.
 
@@ -276,11 +279,11 @@ class StepTimeModel:
         `seconds`.
         """
         whole, compute = self._laws_of(workers, resolution)
-        last = micro_batch_sizes[-1]
+        last = local_batch_size // passes
         own = whole.at(last) * whole.standard_error(last)
-        for size, times in Counter(micro_batch_sizes[:-1]).items():
-            own += times * compute.at(size) * compute.standard_error(size)
-        return own / self.seconds(workers, resolution, micro_batch_sizes)
+        for size, count in _earlier_passes(local_batch_size, passes):
+            own += count * compute.at(size) * compute.standard_error(size)
+        return own / self.seconds(workers, resolution, local_batch_size, passes)
 
     def standard_error(self, workers: int, resolution: int, local_batch_size: int) -> float:
         """Standard error of the whole step's curve, in one pass, as a share of it.
@@ -455,6 +458,12 @@ def _fit_points(points: tuple[StepTime, ...]) -> _Fitted:
     whole = _fit_all(groups, point_seconds, errors)
     compute = _fit_all(groups, _computing_seconds, errors)
     return _Fitted(drift, drifts, groups, doubtful, errors, whole, compute)
+
+
+def _earlier_passes(local_batch_size: int, passes: int) -> list[tuple[int, int]]:
+    """Sizes of all passes of a step but the last, in samples, with the number of each."""
+    size, larger = divmod(local_batch_size, passes)
+    return [(n, count) for n, count in ((size + 1, larger), (size, passes - 1 - larger)) if count]
 
 
 def _computing_seconds(point: StepTime) -> float:

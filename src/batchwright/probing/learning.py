@@ -261,7 +261,7 @@ def _slowness(profile: Profile) -> Slowness:
     updates = {one.optimizer: one.seconds for one in profile.updates}
 
     def slowness(one: Prediction, name: OptimizerName) -> float:
-        passes = times.seconds(1, one.resolution, [one.micro_batch_size]) / one.micro_batch_size
+        passes = times.seconds(1, one.resolution, one.micro_batch_size) / one.micro_batch_size
         longer = max(0.0, updates.get(name, 0.0) - updates.get(SGD.name, 0.0))
         each = passes + longer / one.global_batch_size
         return each * profile.data.train_samples / one.epoch_seconds.value

@@ -127,7 +127,7 @@ def _step_of(summary: RunSummary, profile: Profile, stage: Stage, predicted: Est
     time :math:`\hat T`. If every step is one full pass, this is T over the number of steps.
     """
     model = _model(profile, summary.plan)
-    one_pass = model.seconds(stage.workers, stage.resolution, [stage.micro_batch_size])
+    one_pass = model.seconds(stage.workers, stage.resolution, stage.micro_batch_size)
     whole = _settled(summary)
     visits = [one_pass * epoch.training_seconds / predicted.value for epoch in whole]
     waited = sum(w.wait_seconds + w.communication_seconds for epoch in whole for w in epoch.workers)
@@ -184,7 +184,7 @@ def at_level_of(
     model = _model(profile, plan)
     if model.assumed(stage.workers):
         return None
-    step = (stage.workers, stage.resolution, [stage.micro_batch_size])
+    step = (stage.workers, stage.resolution, stage.micro_batch_size)
     whole, computing = model.seconds(*step), model.computing(*step)
     expected = epoch_seconds(profile, plan, stage).value
     now = whole * median(epoch.seconds for epoch in epochs) / expected

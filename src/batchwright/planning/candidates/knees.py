@@ -231,7 +231,7 @@ def _saving_error(knee: KneeFit, batch: int, saves: float) -> float:
             return saves * hypot(*(share * error for share, error in parts))
     share = max(1, batch // workers)
     errors = [
-        max(kind.times.comparison_error(workers, side, [n]) for kind, _ in knee.cluster.members)
+        max(kind.times.comparison_error(workers, side, n) for kind, _ in knee.cluster.members)
         for n in (share, 2 * share)
     ]
     return (1 - saves) * hypot(*errors)

@@ -108,7 +108,7 @@ def prediction(
     members = shares_by_kind(row.cluster, row.totals)
     shares = [share for _, share in members]
     workers = row.cluster.workers
-    cuts = [table.parts(row, kind, share)[0] for kind, share in members]
+    cuts = [table.micro_batch(row, kind, share) for kind, share in members]
     peaks = [table.peak(row, kind, share) for kind, share in members]
     train = scaled(step, row.train_seconds)
     epochs = progress.predicted_epochs(row.batch)
@@ -190,7 +190,7 @@ def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
             workers=workers,
             resolution=side,
             local_batch_size=batch,
-            step_seconds=kind.times.predict(workers, side, [batch]),
+            step_seconds=kind.times.predict(workers, side, batch),
             peak_bytes=memory.predict(side, batch, workers=workers),
             resident_bytes=memory.resident(side, batch, workers=workers),
         )
@@ -224,9 +224,9 @@ def prediction_reasons(
     texts = [_described(row, index) for index in range(len(row.cluster.members))]
     if found.extrapolated:
         texts.append("Batch, resolution or workers lie outside what was measured.")
-    parts = [stage.micro_batch_size] * stage.accumulation_steps
+    step = row.cluster.workers, row.resolution, max(stage.local_batch_sizes)
     if any(
-        kind.times.cores_may_move(row.cluster.workers, row.resolution, parts)
+        kind.times.cores_may_move(*step, stage.accumulation_steps)
         for kind, _ in row.cluster.members
     ):
         texts.append(_CORES_MAY_MOVE)

@@ -256,7 +256,7 @@ class Table:
 
     def _memory_miss(self, row: Row, kind: WorkerType, share: int) -> Miss:
         """The miss of a share that does not fit: by prediction, or as the probe failed with it."""
-        micro, high = self.parts(row, kind, share)[0], self.peak(row, kind, share).high
+        micro, high = self.micro_batch(row, kind, share), self.peak(row, kind, share).high
         what = f"{micro} images at once on a worker may take"
         lost = kind.lost(row.cluster.workers, row.resolution)
         if lost is None or micro < lost.local_batch_size or high > kind.limit:
@@ -282,7 +282,9 @@ class Table:
     def step_estimate(self, row: Row) -> Estimate:
         """Seconds per step with a 95 % interval; the slowest of several kinds counts."""
         found = [
-            kind.times.predict(row.cluster.workers, row.resolution, self.parts(row, kind, share))
+            kind.times.predict(
+                row.cluster.workers, row.resolution, share, self.passes(row, kind, share)
+            )
             for kind, share in shares_by_kind(row.cluster, row.totals)
         ]
         extra = self._update(row.cluster, row.batch)
@@ -297,7 +299,7 @@ class Table:
         """Standard error of a candidate's time in a comparison with others, as a share of it."""
         return max(
             kind.times.comparison_error(
-                row.cluster.workers, row.resolution, self.parts(row, kind, share)
+                row.cluster.workers, row.resolution, share, self.passes(row, kind, share)
             )
             for kind, share in shares_by_kind(row.cluster, row.totals)
         )
@@ -312,32 +314,36 @@ class Table:
             measured = kind.measured_batches(row.cluster.workers, side) or [
                 one for count in kind.measured for one in kind.measured_batches(count, side)
             ]
-            at_once = max(self.parts(row, kind, share))
+            at_once = self.micro_batch(row, kind, share)
             if at_once >= FAR_OFF * max(measured, default=at_once):
                 return True
         return False
 
     # -------------------------------------------------------------------------------- memory
 
-    def parts(self, row: Row, kind: WorkerType, share: int) -> list[int]:
-        """Micro-batches of a worker with ``share`` samples per step.
+    def passes(self, row: Row, kind: WorkerType, share: int) -> int:
+        """Number of micro-batches of a worker with ``share`` samples per step.
 
         A candidate is trained in one pass, unless the job asks for parts. Only a batch that the job
         asks for is cut so that it fits the memory.
         """
         if row.asked or kind.cuts(row.cluster.workers):
-            return kind.parts(row.cluster.workers, row.resolution, share)
-        return [share]
+            return kind.passes(row.cluster.workers, row.resolution, share)
+        return 1
+
+    def micro_batch(self, row: Row, kind: WorkerType, share: int) -> int:
+        """Most samples in one pass of a worker with ``share`` samples per step."""
+        return -(-share // self.passes(row, kind, share))
 
     def fits(self, row: Row, kind: WorkerType, share: int) -> bool:
         """Whether a worker with ``share`` samples per step stays within its memory."""
-        micro = self.parts(row, kind, share)[0]
+        micro = self.micro_batch(row, kind, share)
         most = kind.largest(row.cluster.workers, row.resolution, accumulates=micro < share)
         return micro <= most
 
     def peak(self, row: Row, kind: WorkerType, share: int) -> Estimate:
         """Peak bytes of a worker with ``share`` samples per step."""
-        micro = self.parts(row, kind, share)[0]
+        micro = self.micro_batch(row, kind, share)
         return kind.memory.predict(
             row.resolution, micro, workers=row.cluster.workers, accumulates=micro < share
         )

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from batchwright.algorithms.partition import split_evenly
 from batchwright.errors import PlanError
 from batchwright.planning.gradient_scaling import StepSplit, small_parts, step_split_of
 from batchwright.planning.merging import kind_of
@@ -80,37 +79,39 @@ class WorkerType:
         key = (workers, resolution, local)
         found = self._seconds.get(key)
         if found is None:
-            found = self._seconds[key] = self.times.seconds(workers, resolution, (local,))
+            found = self._seconds[key] = self.times.seconds(workers, resolution, local)
         return found
 
     def seconds(self, workers: int, resolution: int, local: int) -> float:
         """Seconds of a step, in as many passes as it takes."""
         if not self.cuts(workers) and local <= self.largest(workers, resolution):
             return self.seconds_at_once(workers, resolution, local)
-        return self.times.seconds(workers, resolution, self.parts(workers, resolution, local))
+        passes = self.passes(workers, resolution, local)
+        return self.times.seconds(workers, resolution, local, passes)
 
-    def parts(self, workers: int, resolution: int, local: int) -> list[int]:
-        """A local batch cut into as few and as even micro-batches as fit, or as the job asks."""
+    def passes(self, workers: int, resolution: int, local: int) -> int:
+        """Number of even micro-batches of a local batch: as few as fit, or as the job asks."""
         if self.micro_batch is not None:
-            found = cut(local, self.micro_batch)
+            found = -(-local // self.micro_batch)
         elif local <= self.largest(workers, resolution):
-            found = [local]
+            found = 1
         else:
             found = self._fitting(workers, resolution, local)
         if self.step_split is None:
             return found
         small = small_parts(local, self.step_split.passes(workers, local), self.least)
-        if len(small) <= len(found):
+        if small <= found:
             return found
-        if self.micro_batch is None and small[0] > self.largest(
+        if self.micro_batch is None and -(-local // small) > self.largest(
             workers, resolution, accumulates=True
         ):
             return self._fitting(workers, resolution, local)
         return small
 
-    def _fitting(self, workers: int, resolution: int, local: int) -> list[int]:
-        """Micro-batches that fit beside the gradients of earlier ones."""
-        return cut(local, max(self.largest(workers, resolution, accumulates=True), self.least))
+    def _fitting(self, workers: int, resolution: int, local: int) -> int:
+        """Number of micro-batches that fit beside the gradients of earlier ones."""
+        most = max(self.largest(workers, resolution, accumulates=True), self.least)
+        return -(-local // most)
 
     def largest(self, workers: int, resolution: int, *, accumulates: bool = False) -> int:
         """Most samples in one pass that fit the memory; 0 if none fit.
@@ -171,15 +172,17 @@ class WorkerType:
         worth = seconds / slope - local if slope > 0 else 0.0
         return round(min(max(worth, 0.0), float(local)), 1)
 
+    def computing(self, workers: int, resolution: int, local: int) -> float:
+        """Seconds of computing in a step, in as many passes as it takes."""
+        passes = self.passes(workers, resolution, local)
+        return self.times.computing(workers, resolution, local, passes)
+
     def chord(self, workers: int, resolution: int, local: int) -> tuple[float, float]:
         """Seconds per sample and fixed seconds of computing: the chord from ``local`` / 2 to it."""
         half = max(local // 2, 1)
         if half == local:
             half = local + 1
-        first, last = (
-            self.times.computing(workers, resolution, self.parts(workers, resolution, size))
-            for size in (half, local)
-        )
+        first, last = (self.computing(workers, resolution, size) for size in (half, local))
         slope = (last - first) / (local - half)
         return slope, max(0.0, last - slope * local)
 
@@ -211,16 +214,6 @@ class WorkerType:
 
     def _nearest(self, workers: int) -> int:
         return max((n for n in self.measured if n <= workers), default=self.measured[0])
-
-
-def cut(local: int, most: int) -> list[int]:
-    """``local`` samples in as few and as even parts of at most ``most`` samples as possible.
-
-    Example:
-        >>> cut(256, 98)
-        [86, 85, 85]
-    """
-    return split_evenly(local, -(-local // most))
 
 
 def worker_types_of(profiles: Sequence[Profile], job: Job) -> tuple[WorkerType, ...]:

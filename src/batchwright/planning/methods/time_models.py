@@ -20,7 +20,7 @@ from batchwright.planning.candidates.prediction_records import prediction, predi
 from batchwright.planning.candidates.preemptions import Losses, losses_of
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Table
-from batchwright.planning.candidates.worker_types import WorkerType, cut, link_given
+from batchwright.planning.candidates.worker_types import WorkerType, link_given
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.gradient_scaling import step_split_of
 from batchwright.planning.methods.groups import MIN_FIXED, Pace
@@ -180,7 +180,7 @@ class Measured:
     def micro_batch(self, side: int, local: Sequence[int]) -> int:
         """Most samples in one forward pass of workers that step by themselves."""
         kind = self._kind
-        micro = kind.parts(self.workers, side, max(local))[0]
+        micro = -(-max(local) // kind.passes(self.workers, side, max(local)))
         if kind.step_split is not None:  # steps of the small batch may have to be cut, too
             micro = min(micro, kind.step_split.most_at_once(local, kind.least))
         return micro
@@ -206,12 +206,11 @@ class Measured:
         longer = {kind.name: self._longer(kind, workers) for kind, _ in cluster.members}
 
         def seconds_on(kind: WorkerType, side: int, size: int) -> float:
-            computing = kind.times.computing(workers, side, kind.parts(workers, side, size))
-            return computing + longer[kind.name]
+            return kind.computing(workers, side, size) + longer[kind.name]
 
         def ends(side: int, size: int) -> tuple[float, float]:
             counted = min(workers, first.measured[-1])
-            found = first.times.predict(counted, side, first.parts(workers, side, size))
+            found = first.times.predict(counted, side, size, first.passes(workers, side, size))
             return found.low / found.value, found.high / found.value
 
         usual = seconds_on(first, top, batch)
@@ -353,7 +352,7 @@ class Stated:
         micro, step_split = max(local), step_split_of(self.job)
         if self.job.micro_batch != "auto":
             check_micro_batches(judged, self.job.micro_batch, self.least)
-            micro = max(cut(micro, self.job.micro_batch))
+            micro = -(-micro // -(-micro // self.job.micro_batch))
         if step_split is None:
             return micro
         return min(micro, step_split.most_at_once(local, self.least))

@@ -255,10 +255,7 @@ class ImaginedCluster:
                 together = min(self.workers, kind.measured[-1])
                 half = max(local // 2, 1) if local > 1 else 2
                 few, many = (
-                    kind.times.computing(
-                        together, stage.resolution, kind.parts(together, stage.resolution, size)
-                    )
-                    for size in (half, local)
+                    kind.computing(together, stage.resolution, size) for size in (half, local)
                 )
                 slope = (many - few) / (local - half)
                 fixed = many - slope * local
@@ -269,8 +266,8 @@ class ImaginedCluster:
                     self.plan.job, kind.profile, self.plan.update, together, kind.speed
                 )
                 known[kind.name, local] = slope, fixed + (longer.value if longer else 0.0)
-                parts = kind.parts(together, stage.resolution, local)
-                levels.append(_deviation(kind.times.predict(together, stage.resolution, parts)))
+                step = together, stage.resolution, local
+                levels.append(_deviation(kind.times.predict(*step, kind.passes(*step))))
             lines[rank] = known[kind.name, local]
         return lines, max(levels)
 
@@ -340,10 +337,8 @@ class ImaginedCluster:
             for rank, local in zip(self.like, batches, strict=True)
         )
         if kind is not None and not stated and self.workers <= kind.measured[-1]:
-            local = int(batches[0])
-            parts = kind.parts(self.workers, stage.resolution, local)
-            whole = kind.times.seconds(self.workers, stage.resolution, parts)
-            alone = kind.times.computing(self.workers, stage.resolution, parts)
+            step = self.workers, stage.resolution, int(batches[0])
+            whole, alone = kind.seconds(*step), kind.computing(*step)
             # The measured step includes the wait for the slowest worker, which is simulated.
             return max(whole - alone * self._slowest_of_few(), 0.0)
         if kind is not None and not stated and self.plan.job.link.latency is None:

@@ -188,7 +188,7 @@ class Refinement:
         step = by_sample = self._curves.sample_seconds[point[:2]] * point.local_batch_size
         if model is not None:
             with suppress(PlanError):  # nothing is fitted on this curve
-                step = model.seconds(point.workers, point.resolution, [point.local_batch_size])
+                step = model.seconds(*point)
             # A line through scattering visits may be too flat: beyond the visits, a sample is
             # assumed to take at least as long as in them.
             step = max(step, by_sample) if first else step
@@ -203,7 +203,7 @@ class Refinement:
         if model is not None:
             with suppress(PlanError):  # nothing is fitted on this curve
                 if compared:
-                    return model.comparison_error(workers, side, [size])
+                    return model.comparison_error(workers, side, size)
                 return model.standard_error(workers, side, size)
         return 1 / (1 + len(self._visitor.ledger.steps.get(point, ())))
 
