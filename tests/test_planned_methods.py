@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -514,15 +516,18 @@ def test_of_two_limits_only_what_no_candidate_keeps_is_left_out(monkeypatch):
         seen.append({miss.limit for row in rows for miss in row.misses})
         raise PlanError("none")
 
+    candidates = planned("plain", goal=Goal(price=1.0)).considered
+    middle = median(one.train_seconds.high for one in candidates)
     monkeypatch.setattr(planner, "choose", refuse)
-    with pytest.raises(PlanError, match="none"):
-        planned("dual-batch", goal=Goal(price=1.0, deadline=1e-3, max_cost=1e-6))
+    for deadline, max_cost in product((1e-3, middle), (1e-6, 4 * middle / 3600)):
+        with pytest.raises(PlanError, match="none"):
+            planned("dual-batch", goal=Goal(price=1.0, deadline=deadline, max_cost=max_cost))
     both = {"goal.deadline", "goal.max_cost"}
     assert [limits & both for limits in seen] == [
-        both,
+        set(),
         {"goal.max_cost"},
         {"goal.deadline"},
-        set(),
+        both,
     ]
 
 

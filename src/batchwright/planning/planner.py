@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import ceil, inf
 from typing import Any
@@ -34,6 +33,7 @@ from batchwright.planning.averaging import (
 from batchwright.planning.candidates.choice import (
     Choice,
     aimed,
+    asked_for,
     batch_reason,
     choose,
     other_resolutions,
@@ -91,6 +91,7 @@ from batchwright.planning.methods.layout import (
 from batchwright.planning.methods.simulated import simulated
 from batchwright.planning.methods.time_models import Measured, Stated, stated_times
 from batchwright.planning.methods.update_rule import settle
+from batchwright.planning.refusals import OF_LENGTH
 from batchwright.planning.resolution import resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
 from batchwright.planning.validation import (
@@ -402,38 +403,40 @@ def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[
 
 
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:
-    """The candidates, their knees and the choice among them, made as for `plain`.
-
-    Methods that take other steps may keep a deadline or a cost that `plain` misses: low resolutions
-    are quicker, and workers of a server exchange less. So what no candidate keeps is left out for
-    such methods, the deadline, the cost or both, and `lay_out` checks it.
-    """
+    """The candidates, their knees and the choice among them, made as for `plain`."""
     job = table.job
     rows = [aimed(job.goal, row, progress, table.trained) for row in table.rows()]
-
-    def chosen(rows: list[Row]) -> tuple[list[Row], list[KneeFit], Choice]:
-        knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
-        return (
-            rows,
-            knees,
-            choose(job, rows, knees, progress, table.error, table.trained, table.far_off),
-        )
-
     if job.method_spec.served and job.workers == "auto":  # two groups take two workers or more
         rows = [row for row in rows if row.cluster.workers > 1] or rows
-    if job.method_spec.same_steps:
-        return chosen(rows)
+    if not job.method_spec.same_steps:
+        rows = _without_limits_of_plain(job, rows)
+    knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
+    choice = choose(job, rows, knees, progress, table.error, table.trained, table.far_off)
+    return rows, knees, choice
 
-    def without(*limits: str) -> list[Row]:
-        return [
-            replace(row, misses=tuple(miss for miss in row.misses if miss.limit not in limits))
-            for row in rows
-        ]
 
-    for limits in (), ("goal.deadline",), ("goal.max_cost",):
-        with suppress(PlanError):
-            return chosen(without(*limits))
-    return chosen(without("goal.deadline", "goal.max_cost"))
+def _without_limits_of_plain(job: Job, rows: Sequence[Row]) -> list[Row]:
+    """The candidates of a method with other steps, without the limits that none of them keeps.
+
+    Such a method may keep a deadline or a cost that `plain` misses: low resolutions are quicker,
+    and workers of a server exchange less. So the deadline, the cost or both are left out, and
+    `lay_out` checks them.
+    """
+    top = max(row.resolution for row in rows)
+    _, asked = asked_for(job, [row for row in rows if row.resolution == top])
+    missed = [{miss.limit for miss in row.misses} for row in asked]
+    left_out = next(
+        (
+            limits
+            for limits in (set[str](), {"goal.deadline"}, {"goal.max_cost"})
+            if any(one <= limits for one in missed)
+        ),
+        OF_LENGTH,
+    )
+    return [
+        replace(row, misses=tuple(miss for miss in row.misses if miss.limit not in left_out))
+        for row in rows
+    ]
 
 
 def _longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], float]:

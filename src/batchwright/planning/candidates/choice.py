@@ -114,6 +114,13 @@ def _epochs_within(row: Row, trained: Trained) -> int:
     return bisect_left(range(1, row.epochs), True, key=lambda n: bool(trained(row, n).misses))
 
 
+def asked_for(job: Job, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Candidates with the job's number of workers; and those that have its global batch, too."""
+    workers = 1 if job.launcher.one_worker else job.workers
+    mine = [row for row in rows if workers in ("auto", row.cluster.workers)]
+    return mine, [row for row in mine if job.global_batch in ("auto", row.batch)]
+
+
 def choose(
     job: Job,
     rows: Sequence[Row],
@@ -141,9 +148,7 @@ def choose(
     side = max(row.resolution for row in rows)  # `plain` trains at the highest
     here = [row for row in rows if row.resolution == side]
     knees = [knee for knee in knees if knee.resolution == side]
-    workers = 1 if job.launcher.one_worker else job.workers
-    mine = [row for row in here if workers in ("auto", row.cluster.workers)]
-    asked = [row for row in mine if job.global_batch in ("auto", row.batch)]
+    mine, asked = asked_for(job, here)
     if not asked:
         raise PlanError(
             f"no candidate has workers={job.workers} and global_batch={job.global_batch}: leave "
