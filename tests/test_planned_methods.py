@@ -980,6 +980,15 @@ def test_virtual_workers_may_differ_in_the_fixed_time_of_a_step():
             assert row == pytest.approx((0.0005, FIXED), rel=0.01)
 
 
+def test_an_all_reduce_of_virtual_workers_goes_at_the_pace_of_the_slowest_link():
+    even, uneven = (
+        virtual("plain", workers=4, global_batch=512, **changes).stages[0].predicted_epoch_seconds
+        for changes in ({}, {"virtual": Virtual(links=(1, 1, 1, 0.1))})
+    )
+    longer = 98 * 2 * 3 * (301_160 / 4 / 12.5e6 - 301_160 / 4 / 125e6)
+    assert uneven.value - even.value == pytest.approx(longer, rel=0.01)
+
+
 def test_the_number_of_small_batches_is_that_of_the_most_updates_where_overheads_differ():
     stated = {"sample_seconds": 0.00056607, "step_seconds": 0.014041204}
     given = {"workers": 4, "dual": DualBatch(large_batches=(500,))}

@@ -31,6 +31,7 @@ from batchwright.reporting.render.simulation import simulation_tables, write_sim
 from batchwright.workflows.simulating import scenario_of
 from samples import make_job, make_kind_profile, make_plan, make_profile
 from servers import make_server_plan
+from test_planned_methods import planned
 
 calmly = settings(max_examples=25, deadline=None)  # nothing here is about time
 WITHIN = 0.01  # of a closed form
@@ -330,6 +331,32 @@ def test_without_a_profile_the_exchange_counts_once(launch):
     measured = bw.plan(make_profile(), workers=2, global_batch=64, epochs=3)
     notes = bw.simulate(measured, workers=4, **asked).notes
     assert any("include the exchange of its own workers" in one for one in notes)
+
+
+@pytest.mark.parametrize(
+    "stated", [{}, {"speeds": (1, 0.5)}, {"overheads": (1, 4)}, {"links": (1, 0.2)}]
+)
+def test_a_virtual_cluster_is_simulated_as_its_plan_says_whatever_the_host_took(stated):
+    """Two workers of the host exchanged in 3 ms, and slowed each other."""
+    link = {"latency": 1e-3, "bandwidth": 1e7}
+    keys = {"workers": 2, "global_batch": 64, "epochs": 3, "link": link, "launch": "virtual"}
+    plan = bw.plan(make_profile(), virtual=stated, **keys)
+    asked = {"speed_spread": 0, "step_spread": 0, "samples": 6400, **FAST}
+    for profile in ((), make_profile()):
+        (found,) = bw.simulate(plan, profile=profile, **asked).clusters
+        step = plan.chosen.step_seconds.value
+        assert found.step_seconds.value == pytest.approx(step, rel=0.1)
+
+
+def test_without_a_profile_a_cycle_takes_what_its_plan_predicts():
+    """Its rows tell the time of computing by itself, and that of an epoch with the exchange."""
+    plan = planned("cyclic", epochs=14)
+    asked = {"speed_spread": 0, "step_spread": 0, **FAST}
+    (found,) = bw.simulate(plan, **asked).clusters
+    predicted = sum(stage.epochs * stage.predicted_epoch_seconds.value for stage in plan.stages)
+    training = found.seconds.value * (1 - found.shares.evaluation)
+    assert training == pytest.approx(predicted, rel=0.02)
+    assert found.shares.exchange > 0.02
 
 
 def test_what_a_plan_counts_for_lost_workers_is_not_taken_for_evaluations():

@@ -12,6 +12,7 @@ from math import inf
 from batchwright.errors import PlanError
 from batchwright.planning.gradient_scaling import StepSplit, small_parts, step_split_of
 from batchwright.planning.merging import kind_of
+from batchwright.planning.methods.simulated import slowest_link
 from batchwright.planning.resolution import sides
 from batchwright.planning.validation import check_micro_batches, least_local
 from batchwright.prediction.fit import Line
@@ -276,7 +277,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
             steps,
             collectives=profile.collectives,
             gradient_bytes=profile.network.trained_bytes,
-            link=job.link if link_given(job.link) else None,
+            link=slowest_link(job) if link_given(job.link) else None,
             several_cores=profile.cluster.several_cores,
         ),
         memory=fit_memory(

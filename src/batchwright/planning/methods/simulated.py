@@ -30,6 +30,14 @@ def with_link(job: Job) -> Job:
     return job.model_copy(update={"link": Link(**(assumed | given))})
 
 
+def slowest_link(job: Job) -> Link:
+    """The link at whose pace an all-reduce goes: of virtual workers that of the slowest."""
+    links = job.virtual.links if job.launcher.simulated else ()
+    if not links or job.link.bandwidth is None:
+        return job.link
+    return job.link.model_copy(update={"bandwidth": min(links) * job.link.bandwidth})
+
+
 def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
     """The profile of a virtual worker.
 

@@ -12,7 +12,7 @@ are first summed inside the hosts: :math:`t_{ring}(g) + t(n / g)`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log, log2, sqrt
@@ -30,6 +30,7 @@ from batchwright.planning.candidates.optimizer import extra_seconds
 from batchwright.planning.candidates.preemptions import losses_of_plan
 from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.merging import kind_of, kinds_apart
+from batchwright.planning.methods.simulated import slowest_link
 from batchwright.prediction.collective import exchange_seconds, fit_collectives
 from batchwright.prediction.drift import (
     ASSUMED_DRIFT,
@@ -105,7 +106,10 @@ class ImaginedCluster:
         self._profiles = profiles
         # The plan's worker that each one is like; numbers are in proportion to the plan's.
         self.like = np.arange(workers, dtype=np.int64) * plan.workers // workers
-        self.relative = np.ones(workers)
+        self.relative, self.overheads = np.ones(workers), np.ones(workers)
+        if plan.job.launcher.simulated:
+            stated = np.array(plan.job.virtual.relative_times(plan.workers))
+            self.relative, self.overheads = stated[self.like].T
         if scenario.speeds:
             self.relative = np.resize(np.array(scenario.speeds, dtype=float), workers)
 
@@ -126,6 +130,11 @@ class ImaginedCluster:
         for one in (kind for profile in self._profiles for kind in kinds_apart(profile)):
             by_kind.setdefault(kind_of(one), one)
         return {kind.name: kind for kind in worker_types_of(list(by_kind.values()), self.plan.job)}
+
+    @property
+    def _timed(self) -> Mapping[str, WorkerType]:
+        """Kinds of workers whose measured times count; a virtual cluster has its plan's times."""
+        return {} if self.plan.job.launcher.simulated else self._kinds
 
     def _kind(self, rank: int) -> WorkerType:
         """The kind of a worker of the plan."""
@@ -170,7 +179,7 @@ class ImaginedCluster:
 
     def rows(self) -> list[Row]:
         """The plan's rows on these workers."""
-        stated = None if self._kinds else self._stated_times()
+        stated = None if self._timed else self._stated_times()
         samples = self.scenario.samples or self.plan.data.train_samples
         rows = []
         for at, stage in enumerate(self.plan.stages):
@@ -189,12 +198,12 @@ class ImaginedCluster:
                 line = {rank: tuple(stated[at]) for rank in range(self.plan.workers)}
             else:
                 line, level = self._measured_lines(stage, batches)
-            slopes = np.array([line[rank][0] for rank in range(self.plan.workers)])
-            fixed = np.array([line[rank][1] for rank in range(self.plan.workers)])
+            each = np.array([line[rank] for rank in range(self.plan.workers)])[self.like]
+            slopes, fixed = each[:, 0], self.overheads * each[:, 1]
             batch = int(batches.sum())
             steps, last = steps_per_epoch(samples, min(batch, samples), self.workers)
-            usual = slopes[self.like] * batches + fixed[self.like]
-            ending = slopes[self.like] * batches * last / batch + fixed[self.like]
+            usual = slopes * batches + fixed
+            ending = slopes * batches * last / batch + fixed
             exchange = 0.0 if self.plan.server else self._exchange_seconds(stage, batches, line)
             rows.append(
                 Row(
@@ -202,8 +211,8 @@ class ImaginedCluster:
                     steps=steps,
                     whole=steps - 1 + float(ending.max() / usual.max()),
                     batches=batches,
-                    sample_seconds=slopes[self.like],
-                    step_seconds=fixed[self.like],
+                    sample_seconds=slopes,
+                    step_seconds=fixed,
                     fixed_samples=stage.fixed_samples,
                     samples_per_round=rounds,
                     exchange=exchange,
@@ -273,10 +282,15 @@ class ImaginedCluster:
 
     # ----------------------------------------------------------------------------------- exchange
 
+    @property
+    def _planned_link(self) -> Link:
+        """The link that the plan states; without a server the slowest of its workers' links."""
+        return self.plan.job.link if self.plan.server else slowest_link(self.plan.job)
+
     @cached_property
     def link(self) -> Link:
         """Between hosts."""
-        asked, planned = self.scenario, self.plan.job.link
+        asked, planned = self.scenario, self._planned_link
         latency = asked.latency if asked.latency is not None else planned.latency
         bandwidth = asked.bandwidth if asked.bandwidth is not None else planned.bandwidth
         if latency is None or bandwidth is None:
@@ -325,17 +339,24 @@ class ImaginedCluster:
         if self.workers == 1:
             return 0.0
         stated = self.scenario.latency is not None or self.scenario.workers_per_host > 1
-        kind, planned = self._kind(0) if self._kinds else None, self.plan.job.link
+        kind, planned = self._kind(0) if self._timed else None, self._planned_link
         size, known = self.plan.network.trained_bytes, link_given(planned)
         # Lines that are made of predicted epochs include the exchange of the plan's workers.
         included = kind is None and stage.sample_seconds is None and self.plan.workers > 1
         as_planned = kind is None and self.workers == self.plan.workers and not stated
-        if as_planned and (included or not known):
+        if as_planned and included:
             return 0.0
-        computing = max(
-            float(lines[int(rank)][0] * local + lines[int(rank)][1])
-            for rank, local in zip(self.like, batches, strict=True)
-        )
+
+        def slowest(ranks: Iterable[int], sizes: Iterable[int]) -> float:
+            each = zip(ranks, sizes, strict=True)
+            return max(float(lines[rank][0] * size + lines[rank][1]) for rank, size in each)
+
+        epoch = stage.predicted_epoch_seconds
+        if as_planned and epoch is not None and not self.plan.job.launcher.simulated:
+            own = slowest(range(self.workers), stage.local_batch_sizes)
+            steps = self.plan.data.train_samples / stage.global_batch_size
+            return max(epoch.value / steps - own, 0.0)
+        computing = slowest(self.like.tolist(), batches.tolist())
         if kind is not None and not stated and self.workers <= kind.measured[-1]:
             step = self.workers, stage.resolution, int(batches[0])
             whole, alone = kind.seconds(*step), kind.computing(*step)
