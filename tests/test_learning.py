@@ -1,4 +1,4 @@
-"""The law of learning, the plans that follow it, and which trial comes next."""
+"""The learning curve, the plans that follow it, and which trial comes next."""
 
 import random
 import re
@@ -12,7 +12,7 @@ import pytest
 from batchwright.algorithms.learning_rate import make_rule, remark_on_rate, rule_for
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
-from batchwright.planning.candidates.learnt import LearningLaw, why_unknown
+from batchwright.planning.candidates.learnt import LearningCurve, why_unknown
 from batchwright.planning.candidates.objectives import OBJECTIVES, accurate
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
@@ -859,7 +859,7 @@ def test_figures_are_of_trainings_of_which_anything_is_told():
 
 
 def test_optimizers_are_compared_after_as_many_steps_as_anything_is_told_of():
-    learnt = LearningLaw(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
+    learnt = LearningCurve(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
     job = taught().job.model_copy(update={"epochs": 1})
     compared = {one.batch: one for one in learnt.compared(job)}
     assert compared[512].steps == 0
@@ -882,7 +882,7 @@ def test_epochs_to_a_target_are_no_fewer_than_those_of_which_anything_is_told():
 
 
 def test_a_chance_is_not_rounded_up_to_what_was_asked_for(monkeypatch):
-    learnt = LearningLaw(truth(), ("muon",), IMAGES, HELD_OUT, 12_000)
+    learnt = LearningCurve(truth(), ("muon",), IMAGES, HELD_OUT, 12_000)
     models = {"muon": fit_progress(None, base_batch=128)}
     told = {"target": 0.5, "confidence": 0.99, "least": 1, "learnt": learnt}
     progress = Progress(models, lambda _: "muon", 128, 5, **told)

@@ -52,7 +52,7 @@ def test_it_never_takes_more_than_the_job_allows(epochs: int, most: int, then: i
 
 
 def test_the_further_the_target_the_more_epochs() -> None:
-    """By the law of learning with the slope that tasks have, four times as many at most."""
+    """By the learning curve with the slope that tasks have, four times as many at most."""
     for top1, epochs in ((0.55, 6), (0.45, 12), (0.3, 16), (0.05, 16)):
         longer = lengthened(missed(top1=top1))
         assert longer is not None

@@ -16,7 +16,7 @@ import forked
 from batchwright.cli.output import print_plan
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.candidates.learnt import LearningLaw, learnt_of
+from batchwright.planning.candidates.learnt import LearningCurve, learnt_of
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
@@ -51,8 +51,8 @@ def asked_of(profile, goal):
     return profile.job.model_copy(update={"goal": profile.job.goal.model_copy(update=goal)})
 
 
-def learnt_of_truth() -> LearningLaw:
-    return LearningLaw(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
+def learnt_of_truth() -> LearningCurve:
+    return LearningCurve(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
 
 
 # ------------------------------------------------------------------------------------- accuracy

@@ -96,7 +96,7 @@ def test_a_difference_that_seeds_could_make_leaves_the_rule_and_is_told():
     runs = [run_of("sgd", 512, 0.92), run_of("muon", 512, 0.92 - SEED_ERROR)]
     few = reason(make_plan(profile_of(), job, runs=runs), "optimizer").why
     assert "no further apart than chance may set them" in few
-    assert "what other tasks showed" in few  # the law of learning decides
+    assert "what other tasks showed" in few  # the learning curve decides
     many = [run_of("sgd", 512, 0.92) for _ in range(16)]
     many += [run_of("muon", 512, 0.92 - SEED_ERROR) for _ in range(16)]
     plan = make_plan(profile_of(), job, runs=many)
@@ -140,7 +140,7 @@ def test_runs_at_a_rate_that_trials_found_are_compared():
     run = run.model_copy(update={"plan": run.plan.model_copy(update={"learning_rate": tried})})
     told = experience_of(profile_of(), job, [run_of("sgd", 512, 0.97), run])
     assert told.compared()
-    # The law of learning takes them as trainings at those rates.
+    # The learning curve takes them as trainings at those rates.
     rates = [exp(seen.offset) for _, seen in told.observed()]
     assert rates == [1.0, pytest.approx(rule.base / usual.base, rel=1e-5)]
 

@@ -86,7 +86,7 @@ class Shortfall(NamedTuple):
 
 
 def law_of(task: str, *, most: float = inf) -> LearningModel:
-    """The law of learning by a task's whole trainings in the look set, of at most ``most`` samples.
+    """The learning curve by a task's whole trainings in the look set, of at most ``most`` samples.
 
     Only trainings at the rate of a plan count, which the curves have, too.
     """

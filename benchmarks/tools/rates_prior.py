@@ -2,8 +2,8 @@
 
     python -m benchmarks.tools.rates_prior [--simulate N]
 
-For each task of the look set of `benchmarks.planning.decisions` and each optimizer, the law of
-learning is fitted to all its trainings of `MIN_STEPS` steps or more, with hardly any prior
+For each task of the look set of `benchmarks.planning.decisions` and each optimizer, the
+learning curve is fitted to all its trainings of `MIN_STEPS` steps or more, with hardly any prior
 knowledge of rates. Over the tasks, the spread of the best rates around the usual one, and mean and
 spread of the logarithms of their weights, are the values of `prediction.accuracy.learning.PRIOR`.
 
@@ -146,7 +146,7 @@ def accuracy_at(trainings: Sequence[Observed], offset: float) -> float:
 # -------------------------------------------------------------------------------------- simulated
 
 EPOCH_SECONDS = {32: 12.4, 64: 10.3, 128: 8.8, 256: 8.0, 512: 7.7, 1024: 7.5, 2048: 7.4}
-"""By batch, for 20,000 images: measured (docs/log.md, the law of learning)."""
+"""By batch, for 20,000 images: measured (docs/log.md, the learning curve)."""
 SIZES = ((20_000, 6, 10), (20_000, 24, 10), (50_000, 20, 100))  # images, epochs, classes
 SHARE, SLOWER, TOLERANCE = 0.1, 1.1, 0.01
 

@@ -14,7 +14,7 @@ from batchwright.algorithms.learning_rate import (
     start_of,
     warmup_of,
 )
-from batchwright.planning.candidates.learnt import LearningLaw
+from batchwright.planning.candidates.learnt import LearningCurve
 from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.chosen import Chosen
 from batchwright.records import (
@@ -50,7 +50,7 @@ def rate_of(
     data: DataFacts,
     network: NetworkFacts,
     update: OptimizerName,
-    learnt: LearningLaw | None = None,
+    learnt: LearningCurve | None = None,
     *,
     by_runs: bool = False,
 ) -> tuple[LearningRateRule, tuple[Reason, ...]]:
@@ -62,7 +62,7 @@ def rate_of(
         data: The data set.
         network: The network.
         update: The optimizer.
-        learnt: The law of learning, with the rates that trials had; `None` without trials.
+        learnt: The learning curve, with the rates that trials had; `None` without trials.
         by_runs: Whether runs decided for the job's `scaling`, rather than the job itself.
     """
     scale = learnt.rate_scale(update, batch) if learnt else 1.0
@@ -178,7 +178,9 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
     return Chosen(rule.warmup_epochs, why, source, reference)
 
 
-def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: LearningLaw | None) -> str:
+def _rates_tried(
+    job: Job, batch: int, optimizer: OptimizerName, learnt: LearningCurve | None
+) -> str:
     """What trials at several rates showed, in sentences; empty where all had the usual rate."""
     if learnt is None:
         return ""
@@ -199,7 +201,7 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnin
         does_best = f"{exp(planned.offset):.3g} times it reaches {more} than the usual one"
     words = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
-        f"by the law of learning{few}: {does_best}."
+        f"by the learning curve{few}: {does_best}."
     )
     if bounded:
         words += (

@@ -46,7 +46,12 @@ from batchwright.planning.candidates.cluster_options import (
     may_mix,
 )
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
-from batchwright.planning.candidates.learnt import LearningLaw, expected_of, learnt_of, why_unknown
+from batchwright.planning.candidates.learnt import (
+    LearningCurve,
+    expected_of,
+    learnt_of,
+    why_unknown,
+)
 from batchwright.planning.candidates.optimizer import (
     Compared,
     chosen_optimizer,
@@ -162,8 +167,8 @@ def make_plan(
     longer = _longer_with_muon(worker_types_of(merged, job), job)
     compared = (*experience.compared(), *(learnt.compared(job, longer) if learnt else ()))
     if learnt and experience.tells_accuracy and not learnt.longest:
-        # Without trials the accuracy after each epoch of the runs says more than the law of
-        # learning, which sees the end of each run alone.
+        # Without trials the accuracy after each epoch of the runs says more than the learning
+        # curve, which sees the end of each run alone.
         learnt = None
     job, recipe_reason = settle(job, experience.tried(), compared)
     experience = replace(experience, job=job)
@@ -514,7 +519,7 @@ def _progress(
     profiles: Sequence[Profile],
     experience: Experience,
     compared: Sequence[Compared],
-    learnt: LearningLaw | None,
+    learnt: LearningCurve | None,
 ) -> Progress:
     job, least = experience.job, None
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)

@@ -56,7 +56,7 @@ def check_progress(job: Job, progress: Progress) -> None:
     # An expectation from other tasks alone does not justify accuracy at any price.
     tells = progress.tells_accuracy and not progress.assumed
     if job.goal.objective == "accuracy" and not tells:
-        if progress.law is not None and progress.law.observed:
+        if progress.curve is not None and progress.curve.observed:
             raise PlanError(
                 "goal.objective=accuracy needs to know accuracy, but of trainings with fewer than "
                 f"{progress.predictable_steps} steps nothing is told: give "

@@ -59,7 +59,7 @@ class Experience:
         return tuple(kept[batch] for batch in sorted(kept))
 
     def observed(self) -> list[tuple[Job, Observed]]:
-        """Runs that trained as trials do, as observations of the law of learning, with their jobs.
+        """Runs that trained as trials do, as observations of the learning curve, with their jobs.
 
         They trained to their end with one batch, at the rate that a plan would give it or at one
         that trials found, and nothing was scaled by gradient noise.

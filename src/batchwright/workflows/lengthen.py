@@ -51,7 +51,7 @@ def lengthened(summary: RunSummary) -> Plan | None:
 
 
 def _growth(reached: float, target: float, summary: RunSummary) -> float:
-    r"""Factor on the epochs so far that reaches the target, by the learning law of other tasks.
+    r"""Factor on the epochs so far that reaches the target, by the learning curve of other tasks.
 
     .. math:: \exp((\operatorname{logit} u^* - \operatorname{logit} u) / \beta)
 

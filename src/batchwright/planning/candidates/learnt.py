@@ -1,6 +1,6 @@
 """Predicts how the planned training learns: its accuracy, and which optimizer learns more.
 
-The law of learning is fitted to trials and runs of the task. Without any, it rests on trainings of
+The learning curve is fitted to trials and runs of the task. Without any, it rests on trainings of
 other tasks alone.
 """
 
@@ -36,10 +36,10 @@ MAX_EPOCHS = 1000
 
 
 @dataclass(frozen=True)
-class LearningLaw:
-    """The law of learning, fitted to trials and to runs that trained as trials do."""
+class LearningCurve:
+    """The learning curve, fitted to trials and to runs that trained as trials do."""
 
-    model: LearningModel  # the fitted law
+    model: LearningModel  # the fitted curve
     optimizers: tuple[OptimizerName, ...]  # optimizers that the job may get
     train_samples: int  # samples of an epoch
     held_out: int  # held-out images that accuracy is counted on
@@ -161,7 +161,7 @@ class LearningLaw:
         return 1 + bisect_left(range(1, longest), True, key=reached)
 
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
-        """A training at the best known rate, as an input of the law."""
+        """A training at the best known rate, as an input of the curve."""
         offset = self.model.offset(optimizer, batch)
         return Candidate(optimizer, batch, epochs * self.train_samples, offset)
 
@@ -175,7 +175,7 @@ class LearningLaw:
         """Accuracies that a training would reach with SGD and with Muon, in the same time.
 
         A training has the job's epochs or, if the plan chooses them, the fewest that reach the
-        target with either optimizer; and no fewer than the law predicts. Medians are compared:
+        target with either optimizer; and no fewer than the curve predicts. Medians are compared:
         where nothing was observed, means would also differ by the widths of the distributions.
 
         Args:
@@ -216,11 +216,11 @@ class LearningLaw:
 
 def learnt_of(
     profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
-) -> LearningLaw | None:
-    """The law of learning for a job, fitted to the profiles' trials and to runs of the task.
+) -> LearningCurve | None:
+    """The learning curve for a job, fitted to the profiles' trials and to runs of the task.
 
     Only trials at the job's highest resolution count, with its rule of rates, clipping, labels and
-    sampling, and at its own rate where it gives one. Trials with another optimizer count: the law
+    sampling, and at its own rate where it gives one. Trials with another optimizer count: the curve
     ties the optimizers of a task to each other.
 
     Args:
@@ -229,7 +229,7 @@ def learnt_of(
         runs: Runs as observations, each with its job.
 
     Returns:
-        The law. Without any observation it rests on other tasks. `None` if other tasks do not
+        The curve. Without any observation it rests on other tasks. `None` if other tasks do not
         predict this one either (see `_expects`), or if the job scales rate or gradients by gradient
         noise.
     """
@@ -257,8 +257,8 @@ def learnt_of(
     longest = max((one.samples for one in trials), default=0) if observed else 0
     note = _note(profiles) if observed else why_unknown(profiles, job)
     usual_rate = bounded_rate(job, profile.network)
-    return LearningLaw(
-        model=_law([*observed, *whole], profile.data, names, usual_rate),
+    return LearningCurve(
+        model=_curve([*observed, *whole], profile.data, names, usual_rate),
         optimizers=names,
         train_samples=profile.data.train_samples,
         held_out=profile.data.val_samples,
@@ -270,15 +270,15 @@ def learnt_of(
     )
 
 
-def expected_of(job: Job, data: DataFacts) -> LearningLaw | None:
-    """The law of learning for a job without a profile: by other tasks; `None` if these differ."""
+def expected_of(job: Job, data: DataFacts) -> LearningCurve | None:
+    """The learning curve for a job without a profile: by other tasks; `None` if these differ."""
     if not (teaches(job) and _expects(job, data) and _at_usual_rates(job)):
         return None
     names = optimizers_to_try(job, ())
-    return LearningLaw(_law([], data, names), names, data.train_samples, data.val_samples)
+    return LearningCurve(_curve([], data, names), names, data.train_samples, data.val_samples)
 
 
-def _law(
+def _curve(
     observed: Sequence[Observed],
     data: DataFacts,
     optimizers: tuple[OptimizerName, ...],
@@ -308,7 +308,7 @@ def _expects(job: Job, data: DataFacts, first: FirstAnswers | None = None) -> bo
     """Whether trainings of other tasks predict a job.
 
     Those trainings are judged by accuracy, began with random weights, and had optimizers that the
-    law knows.
+    curve knows.
 
     Args:
         job: Resolved.
@@ -332,13 +332,13 @@ def _at_usual_rates(job: Job) -> bool:
     return not given and job.scaling in ("auto", "sqrt")  # `auto` becomes `sqrt`
 
 
-def why_unknown(profiles: Sequence[Profile], job: Job, learnt: LearningLaw | None = None) -> str:
+def why_unknown(profiles: Sequence[Profile], job: Job, learnt: LearningCurve | None = None) -> str:
     """Why the accuracy of a job is not predicted, and what would allow it, in sentences.
 
     Args:
         profiles: What was measured.
         job: Resolved.
-        learnt: The law of learning, if there is one: then the reason is too few steps.
+        learnt: The learning curve, if there is one: then the reason is too few steps.
     """
     if learnt is not None:
         by = learnt.by.removeprefix("the ") or "other tasks' trainings"

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf, log
 from statistics import NormalDist
 
-from batchwright.planning.candidates.learnt import LearningLaw
+from batchwright.planning.candidates.learnt import LearningCurve
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Reason, Source
 from batchwright.records.text.formatting import counted, number, percent, shares_between
 
 FAR = 10
-"""Largest number of epochs that is predicted, over the job's: the law may not hold further."""
+"""Largest number of epochs that is predicted, over the job's: the curve may not hold further."""
 
 
 def fewest_epochs(job: Job) -> int:
@@ -34,8 +34,8 @@ class Progress:
     confidence: float = 0.8  # probability with which the chosen epochs are to reach the target
     # Fewest epochs that may be chosen; `None` where the plan does not choose them.
     least: int | None = None
-    # The law of learning, fitted to trials or resting on other tasks; `None`: none.
-    learnt: LearningLaw | None = None
+    # The learning curve, fitted to trials or resting on other tasks; `None`: none.
+    learnt: LearningCurve | None = None
     guessing: float = 0.0  # accuracy of guessing, a share
     smallest: int = 1  # smallest global batch of a candidate, in samples
     judged: bool = True  # whether the network's answers have an accuracy, as far as is known
@@ -68,13 +68,13 @@ class Progress:
         if batch not in self._to_target:
             epochs = self.epochs(batch)
             if epochs is None and not self._misses(batch):
-                by_law = self._by_law(batch, self.base_batch)
-                epochs = by_law or self.model(batch).relative_epochs(batch)
+                by_curve = self._by_curve(batch, self.base_batch)
+                epochs = by_curve or self.model(batch).relative_epochs(batch)
             self._to_target[batch] = epochs
         return self._to_target[batch]
 
-    def _by_law(self, batch: int, other: int) -> Estimate | None:
-        """Epochs with a batch over those with another to the same accuracy, by the law."""
+    def _by_curve(self, batch: int, other: int) -> Estimate | None:
+        """Epochs with a batch over those with another to the same accuracy, by the curve."""
         if self.learnt is None or self._misses(batch) or self._misses(other):
             return None
         one, another = ((self.optimizer(size), size) for size in (batch, other))
@@ -96,9 +96,9 @@ class Progress:
         """Epochs to the target accuracy; `None` if not known."""
         if batch not in self._epochs:
             found = self.model(batch).epochs(batch)
-            law = self.trials(batch)
-            if found is None and law is not None and self.target is not None:
-                found = law.epochs_to(self.optimizer(batch), batch, self.target)
+            curve = self.trials(batch)
+            if found is None and curve is not None and self.target is not None:
+                found = curve.epochs_to(self.optimizer(batch), batch, self.target)
             self._epochs[batch] = found
         return self._epochs[batch]
 
@@ -108,7 +108,7 @@ class Progress:
         return self.target is not None and self.target <= self.guessing
 
     def predicted_epochs(self, batch: int) -> Estimate | None:
-        """`epochs`, but no fewer than the law of learning predicts anything of."""
+        """`epochs`, but no fewer than the learning curve predicts anything of."""
         found, trials = self.epochs(batch), self.trials(batch)
         if found is None or trials is None:
             return found
@@ -172,11 +172,11 @@ class Progress:
 
     def fewest(self, batch: int) -> int:
         """Fewest epochs that may be chosen and whose accuracy is predicted."""
-        predictable = 1 if self.law is None else ceil(self.law.predictable_from(batch))
+        predictable = 1 if self.curve is None else ceil(self.curve.predictable_from(batch))
         return max(predictable, self.least or 1)
 
     def too_short(self, batch: int, epochs: int) -> bool:
-        """Whether a training has too few steps for the law of learning to predict it."""
+        """Whether a training has too few steps for the learning curve to predict it."""
         trials = self.trials(batch)
         return trials is not None and not trials.predicts(batch, epochs)
 
@@ -184,28 +184,28 @@ class Progress:
         """Epochs for which a candidate with this batch is trained."""
         return self.needed(batch) or self.planned
 
-    def trials(self, batch: int) -> LearningLaw | None:
-        """The law of learning for a batch; `None` where runs decide, which are more certain."""
+    def trials(self, batch: int) -> LearningCurve | None:
+        """The learning curve for a batch; `None` where runs decide, which are more certain."""
         return None if self._misses(batch) else self.learnt
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy after ``epochs`` epochs, a share; `None` if not known."""
-        if self.law is not None:
-            return self.law.accuracy(self.optimizer(batch), batch, epochs)
+        if self.curve is not None:
+            return self.curve.accuracy(self.optimizer(batch), batch, epochs)
         return self.model(batch).accuracy(batch, epochs)
 
     @property
-    def law(self) -> LearningLaw | None:
-        """The law of learning, by which accuracy is predicted; `None` if runs reached the target.
+    def curve(self) -> LearningCurve | None:
+        """The learning curve, by which accuracy is predicted; `None` if runs reached the target.
 
-        The law also rests on runs, and on how optimizers and batches differ.
+        The curve also rests on runs, and on how optimizers and batches differ.
         """
         return None if self._runs_tell else self.learnt
 
     @property
     def predictable_steps(self) -> int:
         """Fewest steps of a training whose accuracy is predicted."""
-        return 1 if self.law is None else self.law.steps
+        return 1 if self.curve is None else self.curve.steps
 
     @property
     def by_runs(self) -> bool:
@@ -215,7 +215,7 @@ class Progress:
     @property
     def assumed(self) -> bool:
         """Whether predictions of accuracy rest on other tasks alone: nothing was observed."""
-        return self.law is not None and not self.law.observed
+        return self.curve is not None and not self.curve.observed
 
     def reached(self, batch: int, epochs: int | None = None) -> Estimate | None:
         """Held-out accuracy at the end of a training, a share; `None` if not known.
@@ -239,24 +239,24 @@ class Progress:
         *,
         averaged: bool = False,
     ) -> tuple[Estimate | None, ...]:
-        """Held-out accuracy after each epoch, by the law of learning; empty without it.
+        """Held-out accuracy after each epoch, by the learning curve; empty without it.
 
-        Arguments and entries are those of `LearningLaw.by_epoch`; ``epochs`` are the schedule's.
+        Arguments and entries are those of `LearningCurve.by_epoch`; ``epochs`` are the schedule's.
         """
-        if self.law is None:
+        if self.curve is None:
             return ()
         optimizer = self.optimizer(batch)
-        return self.law.by_epoch(optimizer, batch, epochs, rule, averaged=averaged)
+        return self.curve.by_epoch(optimizer, batch, epochs, rule, averaged=averaged)
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
-        """Epochs that the runs covered, if fewer than ``epochs``; else, and with a law, `None`."""
-        return None if self.law is not None else self.model(batch).accuracy_until(batch, epochs)
+        """Epochs that the runs covered, if fewer than ``epochs``; else, or with a curve, `None`."""
+        return None if self.curve is not None else self.model(batch).accuracy_until(batch, epochs)
 
     def compared_epochs(self, batch: int, other: int) -> Estimate | None:
         """Epochs to the target with a batch over those with another; `None` if not known."""
-        by_law = self._by_law(batch, other)
-        if by_law is not None:
-            return by_law
+        by_curve = self._by_curve(batch, other)
+        if by_curve is not None:
+            return by_curve
         if self.optimizer(batch) == self.optimizer(other):
             return self.model(batch).compared_epochs(batch, other)
         own, others = self.to_target(batch), self.to_target(other)
@@ -327,8 +327,8 @@ class Progress:
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether accuracy is predicted for several batches; with the law, for the smallest."""
-        if self.law is not None:  # larger batches may have too few steps; these are not preferred
+        """Whether accuracy is predicted for several batches; with the curve, for the smallest."""
+        if self.curve is not None:  # larger batches may have too few steps; these are not preferred
             return self.reached(self.smallest) is not None
         base = self.base_batch
         return None not in (self.reached(base), self.reached(2 * base))
@@ -398,8 +398,8 @@ _ONE_RUN = "The interval is for a run of one seed, counted on the held-out image
 def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
     most, trained = FAR * progress.planned, progress.trained(batch)
     whence = "from the runs given"
-    if (law := progress.trials(batch)) is not None:
-        whence = f"as {law.by} tell" if law.observed else _EXPECTED
+    if (curve := progress.trials(batch)) is not None:
+        whence = f"as {curve.by} tell" if curve.observed else _EXPECTED
     why = f"To goal.accuracy={progress.target:g}, {whence}."
     if progress.chooses:
         of = "" if progress.needed(batch) is None else f" of epochs={progress.planned} at most"
@@ -432,20 +432,21 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
             "your own: `batchwright plan --run RUN`."
         )
         return Chosen("not known", why, "assumed")
-    why, law = f"Held out, after {counted(trained, 'epoch')}", progress.law
+    why, curve = f"Held out, after {counted(trained, 'epoch')}", progress.curve
     source: Source = "predicted"
-    if law is None:
+    if curve is None:
         why += f", by the runs given at equal progress. {_ONE_RUN}"
     elif progress.assumed:
         source = "assumed"
-        why += f", {_EXPECTED}: nothing of it was measured. {_ONE_RUN} {law.note}"
+        why += f", {_EXPECTED}: nothing of it was measured. {_ONE_RUN} {curve.note}"
     else:
-        trials = counted(len(law.model.observed) - law.runs, "trial")
-        seen = [f"{trials}, short trainings of up to {law.longest:,} images"] * bool(law.longest)
-        seen += [f"{counted(law.runs, 'run')} given"] * bool(law.runs)
+        trials = counted(len(curve.model.observed) - curve.runs, "trial")
+        up_to = f"{trials}, short trainings of up to {curve.longest:,} images"
+        seen = [up_to] * bool(curve.longest)
+        seen += [f"{counted(curve.runs, 'run')} given"] * bool(curve.runs)
         why = (
-            f"{why}: {' and '.join(seen)}, continued by the law of learning and by what other "
-            f"tasks showed. {_ONE_RUN} {law.note}"
+            f"{why}: {' and '.join(seen)}, continued by the learning curve and by what other "
+            f"tasks showed. {_ONE_RUN} {curve.note}"
         ).rstrip()
     until = progress.accuracy_until(batch, trained)
     if until is not None:

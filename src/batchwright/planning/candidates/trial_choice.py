@@ -34,7 +34,7 @@ from batchwright.records import OptimizerName
 MIN_SAMPLES = 512
 """Fewest samples of a trial."""
 MIN_BATCH = 16
-"""Smallest batch of a trial. The law is known from 32 on, and with few samples the statistics of
+"""Smallest batch of a trial. The curve is known from 32 on, and with few samples the statistics of
 batch normalization differ."""
 HELD_OUT = 1000
 """Most held-out images that the accuracy of a trial is counted on."""
@@ -49,7 +49,7 @@ MAX_RATE_STEPS = 3
 """Most such steps up or down from the usual rate."""
 
 _LONGEST = 1 / 3
-"""Share of the budget for the longest trial: slope and level of the law take three trials."""
+"""Share of the budget for the longest trial: slope and level of the curve take three trials."""
 _SHORTER = (1, 2, 4)
 """Length of the longest trial over the lengths that are considered."""
 _LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)
@@ -78,7 +78,7 @@ class TrialPlan(NamedTuple):
 
     @property
     def training(self) -> Candidate:
-        """The trial as an input of the law of learning."""
+        """The trial as an input of the learning curve."""
         return Candidate(self.arm.optimizer, self.arm.batch, self.samples, self.offset)
 
     @property
@@ -116,7 +116,7 @@ class Question:
     target: float | None = None
     confidence: float = 0.8  # probability with which the target is to be reached
     usual_rate: Callable[[int], float] | None = None  # as for `fit_learning`
-    # Whether a plan would not predict accuracy without trials, although the law has an expectation
+    # Whether a plan would not predict accuracy without trials, although the curve expects something
     # from other tasks: then one trial is made in any case.
     blind: bool = False
 
@@ -215,7 +215,7 @@ class Question:
         """The trial whose expected saving of training time exceeds its own seconds most, if any.
 
         Args:
-            model: The law so far.
+            model: The curve so far.
             trials: Trials to choose from.
             trainings: Planned trainings at the best known rates, with their arms.
             best: The most accurate training.

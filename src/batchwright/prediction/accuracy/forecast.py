@@ -1,6 +1,6 @@
 r"""Predicts the rest of a running training from its own evaluations.
 
-The law of learning (`learning`) is fitted to the run: other tasks give its likely slope, and the
+The learning curve (`learning`) is fitted to the run: other tasks give its likely slope, and the
 run gives the rest. An evaluation while the rate is still high counts as one of a whole training of
 as many samples whose logit u is :math:`d (f - f_E)` higher (`falls_short`).
 
@@ -21,9 +21,9 @@ from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import percent
 
 REACH = 4
-"""Samples of the longest training that is predicted, over those seen so far: the law is a line that
-bends further on. Its intervals were checked with trainings four times as long (`FORM_ERROR`); of
-ends twelve times as far, few lay inside (docs/log.md)."""
+"""Samples of the longest training that is predicted, over those seen so far: further on the curve
+bends. Its intervals were checked with trainings four times as long (`FORM_ERROR`); of ends twelve
+times as far, few lay inside (docs/log.md)."""
 
 
 class Forecast(NamedTuple):
@@ -44,7 +44,7 @@ def forecast(plan: Plan, factors: Sequence[float], epochs: Sequence[EpochRecord]
 
     There is no prediction if the last epoch was not evaluated, or is the end of the training;
     before `MIN_STEPS` steps, and as long as the rate rises; and for plans that predict no accuracy,
-    as the law does not cover such trainings.
+    as the curve does not cover such trainings.
 
     Args:
         plan: The plan that the run follows.
@@ -77,11 +77,11 @@ def forecast(plan: Plan, factors: Sequence[float], epochs: Sequence[EpochRecord]
     if not usable or usable[-1].samples < of_epoch * done:
         return Forecast()
     seen, held_out = usable[:1] + usable[1:][-1:], usable[-1].held_out
-    law = fit_learning(seen, classes=plan.data.even_classes, optimizers=(plan.update,))
+    curve = fit_learning(seen, classes=plan.data.even_classes, optimizers=(plan.update,))
 
     def after(epoch: int) -> Estimate:
         training = Candidate(plan.update, batch, of_epoch * epoch)
-        return law.evaluated(training, short[epoch - 1], held_out)
+        return curve.evaluated(training, short[epoch - 1], held_out)
 
     furthest, target = min(plan.epochs, REACH * done), plan.job.goal.target
     end = after(plan.epochs) if furthest == plan.epochs else None

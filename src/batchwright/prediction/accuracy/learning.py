@@ -1,4 +1,4 @@
-r"""The law of learning: held-out accuracy against optimizer, batch and samples.
+r"""The learning curve: held-out accuracy against optimizer, batch and samples.
 
 A training that sees S samples in steps of B makes the progress of
 
@@ -19,7 +19,7 @@ so the share still to be learnt falls as a power of the steps once it is small, 
 do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing (where one class is
 larger than the others, 1 / C is its share). :math:`\tau_0` belongs to a training of
 `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is the logit which that training reaches. The
-law is for whole trainings, whose rate has come down by their end: within a training accuracy is
+curve is for whole trainings, whose rate has come down by their end: within a training accuracy is
 lower (`falls_short`).
 
 At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
@@ -82,7 +82,7 @@ more weight."""
 
 FAILED_ERROR = 1.0
 """Standard error of logit u of a training that failed at its rate. A failed training further below
-the law pulls it no harder."""
+the curve pulls it no harder."""
 
 _ROUNDS, _SMALL = 50, 1e-6
 _MAX_LOG = 60.0  # largest logarithm of a number of samples
@@ -95,7 +95,7 @@ class Prior:
     level: Normal  # logit u after the reference training
     slope: Normal  # logarithm of the slope of logit u against the logarithm of noiseless steps
     critical: Normal  # logarithm of the critical batch, in samples
-    seed: float  # standard deviation of logit u from seed to seed and around the law
+    seed: float  # standard deviation of logit u from seed to seed and around the curve
     # Priors of optimizers, in place of those in the registry.
     optimizers: Mapping[str, LearningPrior] = field(default_factory=dict)
 
@@ -119,13 +119,14 @@ class Aim(NamedTuple):
     """A training that ends at a given accuracy."""
 
     samples: float  # samples that it takes
-    by_parameters: np.ndarray  # derivatives of the logarithm of the samples by the law's parameters
+    # Derivatives of the logarithm of the samples by the curve's parameters.
+    by_parameters: np.ndarray
     slope: float  # derivative of logit u by the logarithm of the samples
 
 
 @dataclass(frozen=True)
 class LearningModel:
-    """The law of learning of one task: accuracy of its trainings, with its error."""
+    """The learning curve of one task: accuracy of its trainings, with its error."""
 
     classes: float  # number of equally large classes with which guessing would be as accurate
     observed: tuple[Observed, ...]  # the observations that it was fitted to
@@ -179,8 +180,8 @@ class LearningModel:
             The median. Without any observation it is the mean: the median of so wide a distribution
             is near 0 or 1 for trainings much longer or shorter than those of other tasks.
         """
-        law, row = self._at(candidate)
-        middle = law - short.mean
+        curve, row = self._at(candidate)
+        middle = curve - short.mean
         error = hypot(self._error(row, candidate.samples), short.error)
         counting = _noise(_unit(middle), held_out, self.classes, 0.0) if held_out else 0.0
         wide = Z_975 * hypot(error, counting) * self._few
@@ -190,13 +191,13 @@ class LearningModel:
         return _estimate(*(self._share(at) for at in (middle, low, high)))
 
     def residual(self, one: Observed) -> Normal:
-        """Distance of logit u of an observed training below the law, and its standard error.
+        """Distance of logit u of an observed training below the curve, and its standard error.
 
-        The error is that of the law and of counting right answers.
+        The error is that of the curve and of counting right answers.
         """
-        law, row = self._at(one.training)
+        curve, row = self._at(one.training)
         target, error = _target(one, self.classes, 0.0)
-        return Normal(law - target, hypot(error, self._error(row, one.samples)))
+        return Normal(curve - target, hypot(error, self._error(row, one.samples)))
 
     def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
         """Samples of the training that ends at an accuracy; `None` if guessing reaches it.
@@ -312,7 +313,7 @@ class LearningModel:
         Args:
             trial: The trial.
             held_out: Number of images that its accuracy is counted on.
-            by_parameters: Derivatives of the quantity by the law's parameters.
+            by_parameters: Derivatives of the quantity by the curve's parameters.
         """
         at, row = _logit(self._mean, self._names, trial)  # even if its batch is below known_from
         longest = max([trial.samples, *(one.samples for one in self.observed)])
@@ -345,7 +346,7 @@ class LearningModel:
     def _difference_by_parameters(
         self, one: Candidate, other: Candidate
     ) -> tuple[float, np.ndarray]:
-        """`difference`, and its derivatives by the law's parameters."""
+        """`difference`, and its derivatives by the curve's parameters."""
         at, row = self._at(one)
         off, from_row = self._at(other)
         slopes = self._slope(at) * row - self._slope(off) * from_row
@@ -382,10 +383,10 @@ def fit_learning(
     prior: Prior = PRIOR,
     usual_rate: Callable[[int], float] | None = None,
 ) -> LearningModel:
-    """Fit the law of learning to trainings of a task.
+    """Fit the learning curve to trainings of a task.
 
     Args:
-        observed: Observed trainings; without any the law is the prior.
+        observed: Observed trainings; without any the curve is the prior.
         classes: Number of equally large classes, above 1, with which guessing would be as accurate.
         optimizers: Optimizers to predict for, besides those observed.
         prior: The prior of tasks.
@@ -416,7 +417,7 @@ def fit_learning(
     jacobian, residual = linear_at(mean)
     for _ in range(_ROUNDS):
         step = np.linalg.solve(jacobian.T @ jacobian, jacobian.T @ residual)
-        # Steps are bounded: far away the law is no longer nearly linear in its parameters.
+        # Steps are bounded: far away the curve is no longer nearly linear in its parameters.
         step *= min(1.0, 2.0 / max(float(np.abs(step).max()), _SMALL))
         before = float(residual @ residual)
         while float(np.abs(step).max()) >= _SMALL:
@@ -558,7 +559,7 @@ def _fails(one: Observed, classes: float) -> bool:
 
 
 def _pull(above: float) -> float:
-    """Weight of a failed training whose logit is ``above`` the law's: 0 if it is really above."""
+    """Weight of a failed training whose logit is ``above`` the curve's: 0 if it is really above."""
     return 0.0 if above >= 0 else min(1.0, sqrt(FAILED_ERROR / -above))
 
 

@@ -1,4 +1,4 @@
-"""Trainings, short or long, as inputs of the law of learning."""
+"""Trainings, short or long, as inputs of the learning curve."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def above_guessing(accuracy: float, classes: float, most: float) -> float:
 
 
 def with_guessing(unit: float, classes: float) -> float:
-    """The accuracy, a share, whose part above guessing is ``unit``: the u of the law."""
+    """The accuracy, a share, whose part above guessing is ``unit``: the u of the curve."""
     return 1 / classes + (1 - 1 / classes) * unit
 
 

@@ -16,7 +16,7 @@ class Normal(NamedTuple):
 
 
 class LearningPrior(NamedTuple):
-    """Prior of an optimizer's parameters in the law of `prediction.accuracy.learning`.
+    """Prior of an optimizer's parameters in the curve of `prediction.accuracy.learning`.
 
     It comes from other tasks (docs/log.md). Logarithms are natural. Level, slope and critical batch
     are relative to those of SGD on the same task.
