@@ -212,6 +212,15 @@ def test_a_trial_lowers_the_error_by_as_much_as_was_said_before():
     assert left == pytest.approx((1 - told) * before, rel=0.02)
 
 
+@pytest.mark.parametrize("rare", [1e-3, 1e-6])
+def test_accuracy_of_data_of_nearly_one_class_is_predicted(rare):
+    """Few held-out images tell nothing of so rare a class, as an interval of any width says."""
+    model = fit_learning([], classes=1 / (1 - rare))
+    found = model.evaluated(Candidate("sgd", 16, 448), Normal(0.0, 0.0), 10)
+    assert found.low == pytest.approx(1 - rare, abs=1e-9)
+    assert found.high == pytest.approx(1.0)
+
+
 def test_guessing_is_no_end_of_the_law():
     """A training that diverged is near guessing, however many images agree on that."""
     seen = [Observed("sgd", 128, 5000, 0.1, 10**6), Observed("sgd", 256, 5000, 0.07, 1000)]

@@ -86,6 +86,7 @@ the curve pulls it no harder."""
 
 _ROUNDS, _SMALL = 50, 1e-6
 _MAX_LOG = 60.0  # largest logarithm of a number of samples
+_MAX_EXP = 700.0  # largest exponent: `exp` of 710 overflows
 
 
 @dataclass(frozen=True)
@@ -598,4 +599,5 @@ def _estimate(value: float, low: float, high: float) -> Estimate:
 
 
 def _unit(logit: float) -> float:
-    return 1 / (1 + exp(-logit))
+    # Counted on few images of nearly one class, the ends of an interval lie beyond any number.
+    return 1 / (1 + exp(min(_MAX_EXP, -logit)))
