@@ -569,6 +569,13 @@ def test_the_most_epochs_that_keep_a_limit_are_advised(method):
         planned(method, epochs=most + 1, goal=goal)
 
 
+def test_a_single_epoch_is_one_in_words_too():
+    plan = planned("cyclic", epochs=1, warmup_epochs=1)
+    assert reason(plan, "stages").value == "1 epoch at 1 times the rate"
+    assert reason(plan, "training time").why.startswith("1 epoch, and the evaluations")
+    assert reason(plan, "warm-up").value == "1 epoch"
+
+
 def test_the_preset_sets_epochs_rates_and_batches():
     plan = planned("cyclic", cycle=Cycle(preset="cifar100"))
     assert (plan.epochs, plan.job.epochs) == (140, 140)

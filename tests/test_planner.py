@@ -323,7 +323,12 @@ def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):
         ({}, {"goal": Goal(kinds=({"kind": "t4", "count": 1},))}, "no profile of 't4', only"),
         ({}, {"goal": Goal(memory=MIB)}, r"2 images.* MiB.*limit is 1\.0 MiB: raise goal"),
         ({"samples": 3}, {}, "3 training images.*2 worker"),
-        ({"samples": 30}, {}, "least_steps=10.*least_steps=7"),
+        ({"samples": 30}, {}, "least_steps=10.*least_steps=7 or less, or fewer workers"),
+        (
+            {"samples": 30},
+            {"workers": 20, "link": Link(latency=1e-4, bandwidth=1e9)},
+            "30 training images, too few for 20 workers with at least 2 each: give fewer workers",
+        ),
         ({"steps": ()}, {}, "no step times: probe again"),
         ({"memory": ()}, {}, "no memory peaks at 32 px"),
         ({"steps": (step_of(16, 0.1),)}, {}, "only batch measured.*measure batch 32"),
@@ -340,6 +345,15 @@ def test_what_does_not_fit_is_refused_in_one_line(profile, changes, named):
     with pytest.raises(BatchwrightError, match=named) as caught:
         make_plan(made, made.job.model_copy(update=changes) if changes else None)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"), [(1, "1 training image, .*: give more images$"), (15, "=7 or less$")]
+)
+def test_one_worker_is_not_told_to_be_fewer(samples, said):
+    made = make_profile(data=data_of(samples))
+    with pytest.raises(PlanError, match=said):
+        make_plan(made, made.job.model_copy(update={"workers": 1}))
 
 
 def test_a_warmup_longer_than_the_training_is_refused():

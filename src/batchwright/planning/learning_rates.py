@@ -116,7 +116,9 @@ def _reasons(
 ) -> tuple[Reason, ...]:
     return (
         rate.reason("learning rate", f"{rate.value:.4g} per step"),
-        _warmup(job, rule, batch).reason("warm-up", f"{rule.warmup_epochs:g} epochs"),
+        _warmup(job, rule, batch).reason(
+            "warm-up", f"{rule.warmup_epochs:g} epoch{'s' * (rule.warmup_epochs != 1)}"
+        ),
         decay.reason("decay"),
     )
 

@@ -17,7 +17,7 @@ from batchwright.records.text.formatting import counted, duration, percent, shar
 
 _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
-    "goal.least_steps": "give goal.least_steps={value} or less, or fewer workers",
+    "goal.least_steps": "give goal.least_steps={value} or less{fewer}",
     "goal.memory": "raise {memory}, or train a smaller network or resolution",
     "loaders": "give more shared memory (docker: --shm-size=1g), or loaders=0, and probe again",
     "goal.deadline": "raise goal.deadline",
@@ -264,7 +264,11 @@ def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
     stated = any(kind.memory for kind in job.goal.kinds if kind.kind in names)
     memory = "the memory of goal.kinds" if stated else "goal.memory"
     advice = "; ".join(
-        _ADVICE[miss.limit].format(value=miss.value, memory=memory)
+        _ADVICE[miss.limit].format(
+            value=miss.value,
+            memory=memory,
+            fewer=", or fewer workers" if nearest.cluster.workers > 1 else "",
+        )
         + (_NARROWER if miss.unsure else "")
         + (f", or {fewer}" if miss.limit in kept else "")
         for miss in nearest.misses

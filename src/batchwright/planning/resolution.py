@@ -122,7 +122,8 @@ class Schedule:
             )
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
         lengths = "+".join(map(str, stages.value))
-        return stages.reason("stages", f"{lengths} epochs at {rates} times the rate")
+        epochs = "epoch" if sum(stages.value) == 1 else "epochs"
+        return stages.reason("stages", f"{lengths} {epochs} at {rates} times the rate")
 
 
 def resolution_reason(

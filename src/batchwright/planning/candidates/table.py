@@ -127,13 +127,7 @@ class Table:
             for row in self._rows_of(cluster, side)
         ]
         if not rows:
-            smallest = min(self.clusters, key=lambda cluster: cluster.workers)
-            kind = smallest.members[0][0]
-            raise PlanError(
-                f"{self.data.name} has {self.data.train_samples} training images, too few for "
-                f"{counted(smallest.workers, 'worker')} with at least {kind.least} each: give "
-                "fewer workers"
-            )
+            raise self._too_few(min(self.clusters, key=lambda cluster: cluster.workers))
         return sorted(rows, key=lambda row: row.order)
 
     def _rows_of(self, cluster: ClusterOption, side: int) -> Iterable[Row]:
@@ -241,7 +235,8 @@ class Table:
             yield Miss("goal.max_workers", text, workers / goal.max_workers)
         whole = self.data.train_samples // row.batch
         if whole < goal.least_steps and not row.asked:
-            text = f"leaves {whole} whole steps an epoch, goal.least_steps={goal.least_steps}"
+            text = f"leaves {counted(whole, 'whole step')} an epoch, "
+            text += f"goal.least_steps={goal.least_steps}"
             yield Miss("goal.least_steps", text, goal.least_steps / whole, whole)
         for kind, share in shares_by_kind(row.cluster, row.totals):
             if not self.fits(row, kind, share):
@@ -349,7 +344,7 @@ class Table:
         )
 
     def check_asked(self) -> None:
-        """Refuse a `global_batch` that is too large for the data or too small for the workers."""
+        """Refuse workers and a `global_batch` for which the data or the batch are too small."""
         asked, wanted = self.job.global_batch, self.job.workers
         clusters = [
             cluster for cluster in self.clusters if wanted in ("auto", cluster.workers)
@@ -357,10 +352,21 @@ class Table:
         smallest = min(clusters, key=lambda cluster: cluster.least)
         kind, _ = smallest.members[0]
         if asked == "auto":
+            if smallest.least > self.data.train_samples:
+                raise self._too_few(smallest)
             kind.check_parts(kind.least)
             return
         check_batch(asked, smallest.workers, kind.least, self.data)
         kind.check_parts(-(-asked // smallest.workers))
+
+    def _too_few(self, cluster: ClusterOption) -> PlanError:
+        """The error that the data have too few images for a cluster."""
+        return PlanError(
+            f"{self.data.name} has {counted(self.data.train_samples, 'training image')}, too few "
+            f"for {counted(cluster.workers, 'worker')} with at least "
+            f"{cluster.members[0][0].least} each: give "
+            + ("fewer workers" if cluster.workers > 1 else "more images")
+        )
 
 
 def in_memory(size: float) -> str:

@@ -29,7 +29,7 @@ from batchwright.records import (
     Source,
     Stage,
 )
-from batchwright.records.text.formatting import between, significant
+from batchwright.records.text.formatting import between, counted, significant
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ def _training_time(job: Job, stages: Sequence[Stage], total: Estimate) -> tuple[
     if any(stage.predicted_epoch_seconds is None for stage in stages):
         return ()
     simulated = " of the simulated clock" if job.launcher.simulated else ""
-    why = f"{sum(stage.epochs for stage in stages)} epochs, and the evaluations among them."
+    epochs = counted(sum(stage.epochs for stage in stages), "epoch")
+    why = f"{epochs}, and the evaluations among them."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
     value = between(total, f" s{simulated}")
