@@ -13,8 +13,10 @@ import threading
 import time
 from collections import Counter, deque
 from html import unescape
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +42,7 @@ from run_lines import typed
 from samples import make_network, make_plan
 
 OTHER_PACKAGE = Path(__file__).parent / "other_package"
+TRACKIO = "batchwright.client.trackers.in_trackio"
 LINES = (
     {"kind": "step", "epoch": 0, "step": 2, "steps": 8, "train/loss": 2.0, "batch/local/0": 8},
     {"kind": "epoch", "epoch": 0, "train/loss": 1.5, "time/epoch_s": 3.0,
@@ -158,11 +161,54 @@ def test_what_a_tracker_may_lose_with_its_process_is_handed_on_again(run, kept, 
     again = TrackerFeed(run, kept, State(run))
     again.turn()
     assert places() == LOSSES
-    again._pending = deque([(0.0, 2), (float("inf"), 4)])
+    again._pending = deque([(-1000.0, 2), (float("inf"), 4)])
     again.turn()
     assert State(run).lines == {"kept:there": 2}
     again.close("finished")
     assert State(run).lines == {"kept:there": 4}
+
+
+class Queued:
+    """A run of trackio whose thread does not write what was logged, as where a server is away."""
+
+    def __init__(self, next_step=0):
+        self._queued_logs, self._client_lock, self.finished = [], threading.Lock(), 0
+        self._next_step = next_step
+
+    def log(self, values, step):
+        self._queued_logs.append((step, values))
+
+    def finish(self):
+        self.finished += 1
+
+
+def test_what_trackio_has_not_written_yet_is_handed_on_again_after_a_kill(run, monkeypatch):
+    queued = Queued()
+    fake = SimpleNamespace(init=lambda *_, **__: queued)
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    monkeypatch.delitem(sys.modules, TRACKIO, raising=False)
+    try:
+        in_trackio = import_module(TRACKIO)
+        monkeypatch.setattr(in_trackio, "_FLUSH_SECONDS", 0.0)
+        feed = TrackerFeed(run, TrackerChoice(TRACKERS["trackio"], "mine"), State(run))
+        feed.turn()
+        assert ([step for step, _ in queued._queued_logs], feed.left) == ([2, 8, 11], 0)
+        assert State(run).lines == {"trackio:mine": 0}
+        queued._queued_logs = []
+        with queued._client_lock:  # it is being written
+            feed.turn()
+            assert State(run).lines == {"trackio:mine": 0}
+        feed.turn()
+        assert State(run).lines == {"trackio:mine": 4}
+        feed.close("finished")
+        assert queued.finished == 1
+
+        State(run).note("trackio:mine", 0)  # as if it was killed before it noted anything
+        queued = Queued(next_step=9)
+        TrackerFeed(run, TrackerChoice(TRACKERS["trackio"], "mine"), State(run)).turn()
+        assert [step for step, _ in queued._queued_logs] == [11]
+    finally:
+        sys.modules.pop(TRACKIO, None)  # it has the fake in it
 
 
 def test_the_run_of_a_loop_of_ones_own_may_have_no_plan(run, kept):
@@ -182,6 +228,29 @@ def test_a_tracker_that_fails_is_told_in_a_line_and_gets_all_of_it_later(run, ke
     assert one.problem == ""
     assert places() == LOSSES
     assert one.left == 0
+
+
+def test_a_tracker_that_failed_is_closed_before_another_is_opened(run, kept, monkeypatch):
+    one, opened, closed = TrackerFeed(run, kept, State(run)), [], []
+
+    class Noted(Kept):
+        def __init__(self, place, tracked):
+            assert len(closed) == len(opened)
+            opened.append(self)
+
+        def close(self, outcome):
+            closed.append((self, outcome))
+            raise SystemExit("it is broken")
+
+    monkeypatch.setattr(sys.modules[__name__], "Kept", Noted)
+    for fails in (True, True, False):
+        monkeypatch.setattr(Noted, "fails", fails)
+        one.hurry()
+        one.turn()
+    assert one.problem == ""
+    assert closed == [(opened[0], ""), (opened[1], "")]
+    one.close("finished")
+    assert closed[2] == (opened[2], "finished")
 
 
 def test_a_damaged_line_and_half_a_line_keep_nothing_up(run, kept):

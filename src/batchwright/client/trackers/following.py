@@ -81,7 +81,8 @@ class Tracker(Protocol):
     """Takes the values of one run.
 
     A tracker with an attribute ``lasts_after`` may lose, when this process ends, the values of the
-    last so many seconds. They are logged again later, so it must ignore steps that it has.
+    last so many seconds; of infinitely many, while it holds some that it has not written. They are
+    logged again later, so it must ignore steps that it has.
     """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -91,7 +92,9 @@ class Tracker(Protocol):
         """Make sure that all logged values stay, however this process ends."""
 
     def close(self, outcome: str) -> None:
-        """End: the run is ``finished``, ``stopped`` or ``failed``; empty: not known."""
+        """End: the run is ``finished``, ``stopped`` or ``failed``; empty: not known, or it goes on
+        with another tracker after an error of this one.
+        """
 
 
 class TrackerChoice(NamedTuple):
@@ -156,7 +159,8 @@ class TrackerFeed:
         self._folder, self._choice, self._state = folder, choice, state
         self._lines, self._points = Lines(folder / METRICS), Points()
         self._tracker: Tracker | None = None
-        # Numbers of lines that were logged, and when the tracker no longer loses them.
+        self._failed: Tracker | None = None  # closed when the next one is opened
+        # Numbers of lines that were logged, and when.
         self._pending = deque[tuple[float, int]]()
         self._backoff, self._due, self.problem = Backoff(), 0.0, ""
 
@@ -187,14 +191,13 @@ class TrackerFeed:
             if self._lines.next > first:
                 assert self._tracker is not None  # noqa: S101 - opened before the first line
                 self._tracker.flush()
-                lasts = getattr(self._tracker, "lasts_after", 0.0)
-                self._pending.append((time.monotonic() + lasts, self._lines.next))
+                self._pending.append((time.monotonic(), self._lines.next))
             self._note(time.monotonic())
             more = self._lines.waiting and bool(lines)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker may fail in any way
             self._fail(error)
             self._due = time.monotonic() + self._backoff.seconds()
-            self._tracker = None
+            self._failed, self._tracker = self._tracker or self._failed, None
             self._pending.clear()
             self._lines, self._points = Lines(self._folder / METRICS), Points()
             return False
@@ -210,8 +213,8 @@ class TrackerFeed:
     def _note(self, now: float) -> None:
         """Write how many lines the tracker can no longer lose, if that has changed."""
         lines = self._state.lines.get(self.word, 0)
-        changed = self._state.stale
-        while self._pending and self._pending[0][0] <= now:
+        changed, lasts = self._state.stale, getattr(self._tracker, "lasts_after", 0.0)
+        while self._pending and self._pending[0][0] + lasts <= now:
             _, lines = self._pending.popleft()
             changed = True
         if changed:
@@ -225,6 +228,10 @@ class TrackerFeed:
         self.problem = f"{self.word}: {_CREDENTIALS.sub('://***@', one_line(error))}"
 
     def _open(self) -> None:
+        if self._failed is not None:  # it has files and threads, and may still log what it holds
+            with suppress(Exception, SystemExit):
+                self._failed.close("")
+            self._failed = None
         # Written first: the run keeps its identifier after an attempt that ends before its first
         # note.
         self._state.note(self.word, self._state.lines.get(self.word, 0))

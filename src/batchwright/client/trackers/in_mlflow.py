@@ -52,7 +52,6 @@ class _MLflow:
             del self._waiting[:_MAX_METRICS]
 
     def close(self, outcome: str) -> None:
-        self.flush()
         if outcome in _STATES:
             self._client.set_terminated(self._run, _STATES[outcome])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from math import inf
+from threading import Lock
 
 import trackio
 
 from batchwright.client.trackers.following import TrackedRun
 
-_FLUSH_SECONDS = 5.0  # at most; where a server is away, its own thread keeps trying
+_FLUSH_SECONDS = 5.0  # at most; where a server is away, `lasts_after` says that values may be lost
 
 
 class _Trackio:
@@ -25,19 +26,24 @@ class _Trackio:
             auto_log_cpu=False,
         )
         # A process that was killed may have logged more than trackers.json says.
-        self._newest = getattr(self._run, "_next_step", 0) - 1 if run.after >= 0 else -1
+        self._newest = getattr(self._run, "_next_step", 0) - 1
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if step > self._newest:
             self._run.log(dict(values), step=step)
 
+    @property
+    def lasts_after(self) -> float:
+        """Infinity while values wait for trackio's thread, or the thread writes some; then 0."""
+        # The thread holds the lock while it writes what it took from the queue.
+        lock = getattr(self._run, "_client_lock", None) or Lock()
+        return inf if getattr(self._run, "_queued_logs", ()) or lock.locked() else 0.0
+
     def flush(self) -> None:
-        """Wait for trackio's thread, which writes twice a second what was logged."""
+        """Wait a little for trackio's thread, which writes twice a second what was logged."""
         end = time.monotonic() + _FLUSH_SECONDS
-        while getattr(self._run, "_queued_logs", ()) and time.monotonic() < end:
+        while self.lasts_after and time.monotonic() < end:
             time.sleep(_FLUSH_SECONDS / 500)
-        with getattr(self._run, "_client_lock", nullcontext()):
-            pass  # held by the thread while it writes what it took from the queue
 
     def close(self, outcome: str) -> None:
         del outcome
