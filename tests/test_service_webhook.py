@@ -15,9 +15,10 @@ from sqlalchemy.exc import OperationalError
 from artifacts import bring, lease_of, leased, over_postgresql, restarted
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import JobProgress, Notice, RunEnd
+from batchwright.service.store import Store
 from batchwright.service.store.notices import CLAIM_SECONDS, WAITS
 from batchwright.service.webhook import Webhook, _post, checked_webhook
-from services import epoch
+from services import HandClock, epoch
 from test_docs import blocks, read
 
 URL = "https://hooks.example.org/T0/secret"
@@ -89,6 +90,29 @@ def test_a_run_that_could_not_report_while_the_service_was_away_is_not_silent_ye
     assert hook.turn() == []
     service.store.runs.alive(goes_on)
     service.clock.go(1)
+    assert [one.subject for one in hook.turn()] == [gone]
+
+
+def test_a_clock_that_is_set_forward_makes_no_run_silent(service):
+    hook, steady = Hook(service), HandClock(0.0)
+    store = Store(service.store.database.engine, service.settings, service.clock, steady)
+    hook.webhook = Webhook(store, hook._take)
+
+    def go(seconds):
+        steady.go(seconds)
+        service.clock.go(seconds)
+
+    go(1000)
+    goes_on, gone = service.a_run(), service.a_run()
+    assert hook.turn() == []
+    service.clock.go(600)  # of which the steady clock knows nothing
+    go(5)
+    assert hook.turn() == []
+    store.runs.alive(goes_on)
+    go(service.settings.silent_seconds)
+    assert hook.turn() == []
+    store.runs.alive(goes_on)
+    go(1)
     assert [one.subject for one in hook.turn()] == [gone]
 
 

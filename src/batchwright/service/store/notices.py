@@ -28,6 +28,9 @@ WAITS = (10.0, 60.0, 300.0, 1800.0, 7200.0)
 CLAIM_SECONDS = 60.0
 """For which a notice is left to the process that sends it; then another process may send it."""
 
+CLOCK_SECONDS = 1.0
+"""By how much the wall clock may gain or lose between two looks; if it does more, it was set."""
+
 KEPT_SECONDS = 30 * DAY
 """For how long the row of a notice stays, so that its event is not noted again."""
 
@@ -65,6 +68,7 @@ class Notices(Part):
     def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
         super().__init__(database, settings, clock)
         self._steady, self._began = steady, steady()
+        self._ahead = clock() - self._began  # how far the wall clock is ahead
 
     def note(self, event: Event, subject: str, mark: object, name: str, detail: str) -> None:
         """Note an event, unless it is noted already.
@@ -94,7 +98,10 @@ class Notices(Part):
 
     def look(self) -> None:
         """Note the jobs that have failed and the runs that have fallen silent."""
-        now = self._clock()
+        now, steady = self._clock(), self._steady()
+        if abs(now - steady - self._ahead) > CLOCK_SECONDS:
+            self._began = steady  # by the new time, runs that go on may seem silent
+        self._ahead = now - steady
         known = {row.key for row in self._read(_KEYS.where(notices.c.created > now - DAY))}
         failed = select(jobs.c.id, jobs.c.name, jobs.c.error).where(
             jobs.c.state == "failed", jobs.c.changed > now - LOOK_BACK_SECONDS
@@ -103,7 +110,7 @@ class Notices(Part):
             if _key("job.failed", job.id) not in known:
                 detail = job.error or "no reason is known"
                 self.note("job.failed", job.id, "", job.name, detail)
-        if self._steady() - self._began <= self._settings.silent_seconds:
+        if steady - self._began <= self._settings.silent_seconds:
             return  # the service may have been away: runs that go on were not heard of either
         silent = now - self._settings.silent_seconds
         wanted = select(runs.c.id, runs.c.name, runs.c.changed).where(
