@@ -258,6 +258,15 @@ def test_a_job_and_all_of_them_have_so_much_room(service, tmp_path):
     assert kept.get("read", f"/v1/jobs/{two.job.id}/artifacts").json()["room"] == 0
 
 
+def test_an_upload_that_a_killed_service_left_takes_no_room(service, tmp_path):
+    limits = {"artifact_bytes_per_job": 60}
+    kept = restarted(service, artifacts=str(tmp_path / "artifacts"), limits=limits)
+    lease, sha256 = leased(kept), "0" * 64
+    kept.store.artifacts.begin(lease.job.id, "last.pt", lease.key, size=50, sha256=sha256)
+    assert kept.get("read", f"/v1/jobs/{lease.job.id}/artifacts").json()["room"] == 60
+    assert bring(kept, lease, "last.pt", b"x" * 60).status_code == 200
+
+
 @pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EIO, 503)])
 def test_a_disk_that_takes_no_more_is_told_in_a_line_and_loses_nothing(
     kept, monkeypatch, number, status

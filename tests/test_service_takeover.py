@@ -32,6 +32,7 @@ from batchwright.records.service import ArtifactInfo
 from clients import SECONDS, lines_of, remote, wait_until
 from forked import Forked, command, forking
 from samples import make_job, make_plan
+from services import ADDRESS
 from test_service_agent import JOB, Here, hold, made, reached, reached_in_process, state, verbs
 
 __all__ = ["hold", "made", "reached_in_process", "verbs"]  # fixtures
@@ -245,6 +246,32 @@ def test_no_checkpoint_is_brought_without_what_it_resumes_with(
     assert "last.pt" not in names_in(kept, waiting.id)
     assert not files.sent
     assert told == [f"a job: there is no room for {name}"]
+
+
+def test_a_file_for_which_there_is_no_room_is_not_sent_at_all(kept, waiting, brings, tmp_path):
+    """The service would refuse it, too, and most of it would be sent before."""
+    files, _, told = brings
+
+    def limit(most):
+        limits = kept.settings.limits.model_copy(update={"artifact_bytes_per_job": most})
+        kept.store.artifacts._settings = kept.settings.model_copy(update={"limits": limits})
+
+    put, sent = files._files.put, []
+    files._files.put = lambda *what: (sent.append(what[0]), put(*what))
+    limit(6)
+    for _ in range(2):
+        files._send_files(("last.pt",))
+    assert sent == []
+    assert told == [
+        f"a job: {ADDRESS}: last.pt has 7 bytes, and 6 bytes are free for this job: delete "
+        "artifacts that nobody needs, or have the limit raised"
+    ]
+    limit(7)
+    files._send_files(("last.pt",))
+    (tmp_path / "run" / "checkpoints" / "last.pt").write_bytes(b"changed")  # in its own place
+    files._send_files(("last.pt",))
+    assert sent == ["last.pt", "last.pt"]
+    assert checkpoint_at(kept, waiting) == "changed"
 
 
 def test_a_checkpoint_is_brought_without_the_best_one(kept, waiting, brings, tmp_path):

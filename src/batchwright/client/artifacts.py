@@ -30,6 +30,7 @@ from batchwright.records import Plan
 from batchwright.records.agent_rules import difference
 from batchwright.records.documents import read_record, write_record, write_text
 from batchwright.records.service import ArtifactInfo, ArtifactName, JobArtifacts, Lease, LogName
+from batchwright.records.text.formatting import size as in_words
 from batchwright.records.text.problems import printable
 from batchwright.storage.files import make_folder, refusal
 from batchwright.storage.locks import take
@@ -157,7 +158,7 @@ class RunFiles:
         tell: Callable[[str], None],
     ) -> None:
         self._folder, self._run, self._lease = folder, folder / "run", lease
-        self._files = JobFiles(service, lease.job.id, lease.key)
+        self._files, self._url = JobFiles(service, lease.job.id, lease.key), service.url
         self._heartbeat, self._tell = heartbeat, tell
         self._told: set[str] = set()  # errors that were told, by message or file
         self._restored = False
@@ -232,19 +233,19 @@ class RunFiles:
         backoff = Backoff(0.2, 10.0)
         while True:
             try:
-                return {str(info.name): info for info in self._look_up()}
+                return {str(info.name): info for info in self._look_up().artifacts}
             except ServiceError as error:
                 if not error.passing:
                     self._kept = False
                     return {}
                 self._heartbeat.wait(backoff.seconds(error))
 
-    def _look_up(self) -> tuple[ArtifactInfo, ...]:
+    def _look_up(self) -> JobArtifacts:
         """The service's artifacts of the job; notes which files need not be sent."""
         listed = self._files.listed()
         self._kept = listed.kept
         self._there = {info.name: info.sha256 for info in listed.artifacts}
-        return listed.artifacts
+        return listed
 
     def _fetched(self, info: ArtifactInfo, path: Path) -> bool:
         """Fetch an artifact, however long the service is away; false where it refuses."""
@@ -385,6 +386,7 @@ class RunFiles:
                 if name == "last.pt" and not resumable:
                     continue  # whoever went on from it would lack records
                 try:
+                    self._check_room(name, status.st_size)
                     self._send(name, file, status.st_size)
                 except ServiceError as error:
                     if error.status != _NO_ROOM:
@@ -393,6 +395,20 @@ class RunFiles:
                     resumable = resumable and name not in _BEFORE_CHECKPOINT
                 else:
                     self._sent[name] = _version_in(status)
+
+    def _check_room(self, name: ArtifactName, size: int) -> None:
+        """Refuse a file for which the service has no room. The service would, too, but most of the
+        file is sent before its answer is read, and that for each checkpoint.
+        """
+        listed = self._look_up()
+        former = sum(info.size for info in listed.artifacts if info.name == name)
+        room = listed.room + former
+        if listed.kept and size > room:
+            raise ServiceError(
+                f"{self._url}: {name} has {in_words(size)}, and {in_words(room)} are free "
+                "for this job: delete artifacts that nobody needs, or have the limit raised",
+                status=_NO_ROOM,
+            )
 
     def _send(self, name: ArtifactName, file: BinaryIO, size: int) -> None:
         """Upload the first ``size`` bytes of a file, unless the service has them."""

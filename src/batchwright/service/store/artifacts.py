@@ -93,9 +93,10 @@ class Artifacts(Part):
             wanted = select(artifacts).where(artifacts.c.job_id == job, artifacts.c.state == KEPT)
             rows = connection.execute(wanted.order_by(artifacts.c.name)).mappings()
             infos = tuple(_info(row) for row in rows)
-            return JobArtifacts(
-                kept=self.kept, room=self._room(connection, job)[0], artifacts=infos
-            )
+            # An agent that asks sends nothing meanwhile: the service was killed during its uploads.
+            left = and_(artifacts.c.job_id == job, _IS_COMING)
+            room, _ = self._room(connection, job, not_(left))
+            return JobArtifacts(kept=self.kept, room=room, artifacts=infos)
 
     def find(self, job: str, name: ArtifactName) -> tuple[str, ArtifactInfo]:
         """Identifier of an artifact's object, and its description.
