@@ -226,6 +226,26 @@ def test_a_verb_that_fails_fails_the_job_with_its_line(service, queued, hold, tm
     assert (found.state, found.error) == ("failed", f"{verb} cannot be done here")
 
 
+def test_an_agent_without_room_for_a_job_gives_it_back(
+    service, queued, hold, tmp_path, monkeypatch
+):
+    """Its full disk would fail one job of the queue after the other."""
+    here = Here(service, tmp_path / "agent")
+    with monkeypatch.context() as patch:
+        patch.setattr(job_work, "write_text", full)
+        assert here.work()
+    found = state(service, queued)
+    assert (found.state, found.error) == ("queued", None)
+    assert "agent one does not carry it out: cannot write" in found.waiting
+    assert not here.work()
+    assert Here(service, tmp_path / "agent").work()  # it was restarted
+    assert state(service, queued).state == "done"
+
+
+def full(_text, path):
+    raise FileError(f"cannot write {path}: No space left on device; choose another place")
+
+
 @pytest.mark.parametrize("verb", ["probe", "train"])
 def test_a_cancelled_job_stops_at_once(service, queued, hold, tmp_path, verb):
     hold.write_text(verb)

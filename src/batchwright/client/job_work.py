@@ -27,7 +27,7 @@ from batchwright.client.sending import Sender
 from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.processes import VERB_PARENT
-from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.errors import BatchwrightError, FileError, JobError, one_line
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.agent_rules import difference, misfit, not_allowed
 from batchwright.records.documents import (
@@ -122,7 +122,7 @@ class JobWork:
             reason = " ".join(str(error).split())[:_MAX_ERROR]
             self._heartbeat.say("queued", reason=reason)
             return f"given back: {reason}"
-        except (BatchwrightError, OSError) as error:  # a full disk, for example
+        except (BatchwrightError, OSError) as error:
             if self._heartbeat.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
             problem = " ".join(str(error).split())[:_MAX_ERROR]
@@ -131,7 +131,7 @@ class JobWork:
 
     def _do(self) -> str:
         job = self._checked_job()
-        make_folder(self._folder / "logs")
+        self._begin_folder(job)
         plan = self._lease.plan
         if self._lease.job.state == "training" and plan is not None:
             if not (self._run / "plan.json").exists():
@@ -179,6 +179,22 @@ class JobWork:
                 raise JobError(f"the profile that came with the job has {problem}")
         return job
 
+    def _begin_folder(self, job: Job) -> None:
+        """Write the job into its folder.
+
+        Raises:
+            Unable: The folder cannot be written, as on a full disk: no fault of the job's.
+        """
+        text, path = job_yaml(job), self._folder / "job.yaml"
+        try:
+            make_folder(self._folder / "logs")
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                # Another job left the profile; there should be none.
+                (self._folder / "profile.json").unlink(missing_ok=True)
+            write_text(text, path)
+        except (FileError, OSError) as error:
+            raise Unable(one_line(error)) from None
+
     def _check_plan(self, plan: Plan) -> None:
         """Refuse a plan of another agent that its profile does not lead to.
 
@@ -201,14 +217,11 @@ class JobWork:
     def _make_plan(self, job: Job) -> Plan:
         """Probe unless there is a profile, plan, and send the service both documents."""
         profile_file, plan_file = self._folder / "profile.json", self._folder / "plan.json"
-        text, job_file = job_yaml(job), self._folder / "job.yaml"
-        if not job_file.exists() or job_file.read_text(encoding="utf-8") != text:
-            profile_file.unlink(missing_ok=True)  # another job left it; there should be none
-            write_text(text, job_file)
         if self._lease.profile is not None:
             write_record(self._lease.profile, profile_file)
         elif not profile_file.exists() or read_record(profile_file, Profile).trials_open:
-            self._verb("probe", str(job_file), *code_words(job), "--out", str(profile_file))
+            words = [str(self._folder / "job.yaml"), *code_words(job)]
+            self._verb("probe", *words, "--out", str(profile_file))
             self._heartbeat.say(profile=read_record(profile_file, Profile))
         self._verb("plan", str(profile_file), "--out", str(plan_file))
         plan = read_record(plan_file, Plan)
