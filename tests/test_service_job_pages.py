@@ -72,6 +72,7 @@ def test_a_job_is_read_as_a_job_file_is():
         ("data: !!timestamp abc", "'abc' cannot be read"),
         ("a: !!python/object:os.system {}", ""),
         ("epochs: \x00", "not YAML"),
+        ("launch: slurm", "an agent trains on its own machine; leave launch out."),
     ],
 )
 def test_a_text_that_is_no_job_is_refused_in_a_sentence(text, words):

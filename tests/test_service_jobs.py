@@ -202,6 +202,8 @@ WRONG_KEYS = (
     ({"goal": {"kinds": "[&a {kind: x, count: 1}, *a]"}}, "not a list of items"),
     ({"goal.kinds": "[" * 3000}, "not a list of items"),
     ({"epochs": [[1]]}, "job key epochs"),
+    ({"launch": "slurm"}, "launch=slurm: an agent trains on its own machine"),
+    ({"goal.prices": "prices.csv"}, "an agent reads no file of prices"),
 )
 
 
@@ -211,6 +213,7 @@ def test_wrong_keys_are_refused_in_a_line(service):
         assert answer.status_code == 422
         assert says in answer.json()["detail"]
         assert "\n" not in answer.json()["detail"]
+    assert service.get("read", "/v1/jobs").json() == []
 
 
 def test_a_job_that_every_list_would_hold_is_not_endless(service):

@@ -76,8 +76,8 @@ def not_allowed(texts: Iterable[str], job: Job) -> str:
     return refusal(rules_of(texts), job)
 
 
-def refusal(rules: Rules, job: Job) -> str:
-    """`not_allowed` with parsed rules."""
+def refused_by_all(job: Job) -> str:
+    """Why no agent carries a job out, whatever its rules, in a line; empty if one may."""
     if job.launcher.submit:
         return f"launch={job.launch}: an agent trains on its own machine; leave launch out"
     if job.goal.prices is not None:
@@ -85,6 +85,13 @@ def refusal(rules: Rules, job: Job) -> str:
             f"goal.prices={job.goal.prices}: an agent reads no file of prices: give the kinds "
             "themselves, as goal.kinds='[{kind: t4, count: 4, price: 0.35}]'"
         )
+    return ""
+
+
+def refusal(rules: Rules, job: Job) -> str:
+    """`not_allowed` with parsed rules."""
+    if problem := refused_by_all(job):
+        return problem
     for key, patterns in rules.items():
         value = getattr(job, key)
         text = json.dumps(value) if isinstance(value, dict) else value

@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job
+from batchwright.records.agent_rules import refused_by_all
 from batchwright.records.documents import change_job
 from batchwright.records.job import other_keys_come
 from batchwright.records.service import (
@@ -318,12 +319,16 @@ def job_of_text(text: str) -> Job:
     """The job that a YAML text describes.
 
     Raises:
-        JobTextError: The text is too long, not YAML with keys, or a key is wrong.
+        JobTextError: The text is too long, not YAML with keys, a key is wrong, or no agent would
+            carry the job out.
     """
     try:
-        return change_job(Job(), keys_of_text(text))
+        job = change_job(Job(), keys_of_text(text))
     except BatchwrightError as error:
         raise JobTextError(sentence(one_line(error))) from None
+    if problem := refused_by_all(job):
+        raise JobTextError(f"{problem}.")
+    return job
 
 
 def keys_of_text(text: str) -> dict[str, Any]:

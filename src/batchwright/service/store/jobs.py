@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from batchwright.records import Job, Plan, Profile
-from batchwright.records.agent_rules import Needs, needs_of
+from batchwright.records.agent_rules import Needs, needs_of, refused_by_all
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
 from batchwright.records.text.problems import first_problem, printable
 from batchwright.service import job_states
@@ -127,9 +127,11 @@ class Jobs(Part):
                 away; `None`: as the settings say.
 
         Raises:
-            Refused: The job's JSON is too long.
+            Refused: No agent would carry the job out, or its JSON is too long.
             TooMany: `Limits.open_jobs` jobs have not ended.
         """
+        if problem := refused_by_all(job):
+            raise Refused(problem)
         now, identifier, text = self._clock(), str(uuid.uuid4()), job.model_dump_json()
         if len(text) > LONGEST_JOB:
             raise Refused(
