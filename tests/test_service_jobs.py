@@ -15,6 +15,7 @@ from artifacts import over_postgresql
 from batchwright.records.agent_rules import Offer
 from batchwright.records.documents import change_job, record_text
 from batchwright.records.service import AgentIntroduction, JobProgress
+from batchwright.service import plan_answers
 from batchwright.service.database import tables
 from batchwright.service.problems import Conflict, NotFound, ServiceProblem, TooMany
 from batchwright.service.settings import DAY, Settings
@@ -468,6 +469,14 @@ def test_a_plan_that_planning_does_not_make_of_its_profile_is_refused(web, chang
     assert "without the profile" in web.say(lease, status=422, plan=PLAN)["detail"]
     web.say(lease, profile=PROFILE)
     assert web.say(lease, "planned", plan=PLAN)["state"] == "planned"
+
+
+def test_a_plan_whose_answer_was_lost_is_not_made_again(web, monkeypatch):
+    """Where that takes longer than an agent waits for an answer, it would never end."""
+    _, lease = web.planned(auto=True)
+    monkeypatch.setattr(plan_answers, "planned", None)
+    assert web.say(lease, "planned", profile=PROFILE, plan=PLAN)["state"] == "planned"
+    assert web.say(lease, "training")["state"] == "training"
 
 
 def test_what_people_read_before_they_approve_was_made_here(web, store):

@@ -263,11 +263,11 @@ class Jobs(Part):
             key: Key of a lease.
 
         Returns:
-            `None` where the lease is not the job's newest, or has ended: then nothing that comes
-            under it is stored.
+            `None` where the lease is not the job's newest or has ended, or the job is planned
+            already: then no profile or plan that comes under it is stored.
         """
         wanted = select(jobs.c.job, jobs.c.profile).where(jobs.c.id == identifier, HELD)
-        rows = self._read(wanted.where(jobs.c.lease_key == key))
+        rows = self._read(wanted.where(jobs.c.lease_key == key, jobs.c.state == "probing"))
         if not rows:
             return None
         return Job.model_validate_json(rows[0].job), stored_document(Profile, rows[0].profile)
