@@ -110,7 +110,7 @@ def test_a_job_that_is_refused_comes_back_with_the_reason(empty):
     token = browse(browser, "/jobs").csrf
     answer = post(browser, "/jobs", token, job="epoch: 3", name=NASTY)
     assert answer.status_code == 422
-    assert "did you mean &#39;epochs&#39;" in answer.text
+    assert "did you mean &#x27;epochs&#x27;" in answer.text
     assert "epoch: 3" in answer.text
     assert "<script>alert" not in answer.text
     answer = post(browser, "/jobs", token, job="epochs: 3", name=LONG + "x")
@@ -155,6 +155,24 @@ def test_a_job_that_failed_says_why_where_and_how_far_it_came(empty):
     assert error in page.source
     assert "on the agent rig, before it had a plan" in page.source
     assert error in browse(browser, "/jobs").source
+
+
+def test_what_stands_in_backticks_is_code(empty):
+    job, browser = a_job(empty), empty.sign_in()
+    for path in ("/jobs", f"/jobs/{job}"):
+        page = browse(browser, path)
+        assert "start <code>batchwright agent</code> on the machine" in page.source
+        assert "`" not in page.source
+    assert "start batchwright agent on the machine" in page.source  # for screen readers
+    an_agent(empty)
+    lease = empty.store.jobs.lease("rig")
+    error = f"run `a --b <c>` {'first ' * 10}and `then --do this --and that`"
+    empty.store.jobs.progress(job, JobProgress(key=lease.key, state="failed", error=error))
+    for path, end in (("/jobs", "then..."), (f"/jobs/{job}", "then --do this --and that")):
+        page = browse(browser, path)
+        assert "run <code>a --b &lt;c&gt;</code> first" in page.source
+        assert f"and <code>{end}</code>" in page.source
+        assert "`" not in page.source
 
 
 def test_a_plan_is_looked_at_and_approved(empty):

@@ -262,7 +262,7 @@ def _time(story: RunStory) -> str:
 
 def _notes(lines: RunLines) -> str:
     notes = lines.notes[-_MAX_NOTES:]
-    items = "".join(f"<li>{markup.safe(line.text)}</li>" for line in notes)
+    items = "".join(f"<li>{markup.prose(line.text)}</li>" for line in notes)
     return f"<ul>{items}</ul>" if items else ""
 
 

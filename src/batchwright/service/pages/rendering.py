@@ -24,6 +24,7 @@ from markupsafe import Markup, escape
 from batchwright.records.text.formatting import counted, duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.pages.live_page import Part
+from batchwright.reporting.pages.markup import prose
 from batchwright.service.access import csrf_of
 from batchwright.service.pages.assets import asset_url
 from batchwright.service.problems import ServiceProblem
@@ -163,7 +164,8 @@ def shown_live(live: Live, have: str = "") -> dict[str, Any]:
                 "content": Markup("") if known else drawn(part.content),
             }
         )
-    return {"says": live.says, "over": live.over, "title": live.title, "parts": parts}
+    says = live.says.replace("`", "")  # text alone, for screen readers
+    return {"says": says, "over": live.over, "title": live.title, "parts": parts}
 
 
 def digest_of(*values: object) -> str:
@@ -205,6 +207,7 @@ def _environment() -> Environment:
         "counted": counted,
         "time": time_element,
         "lines": _lines,
+        "prose": _prose,
     }
     environment.globals |= {
         "asset": asset_url,
@@ -225,6 +228,11 @@ def _shown(value: object) -> object:
 def _lines(text: str) -> Markup:
     """Text with its line ends kept, for a text area."""
     return Markup("\n").join(escape(printable(line)) for line in text.splitlines())
+
+
+def _prose(text: str) -> Markup:
+    """Sentences in which what stands in backticks is code, also where the text was cut within."""
+    return drawn(prose(f"{text}`" if text.count("`") % 2 else text))
 
 
 def time_element(at: float) -> Markup:
