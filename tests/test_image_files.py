@@ -25,7 +25,7 @@ from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.step_time import visit_beside_loading
 from batchwright.records import Job
 from batchwright.training.batches.feeding import FileFeed
-from batchwright.workload.data import decoding, image_files, listing
+from batchwright.workload.data import decoding, image_files, listing, sources
 from batchwright.workload.data.decoding import decode, decode_square
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.image_store import ImageStore
@@ -235,6 +235,22 @@ def test_mean_and_deviation_come_from_images_that_can_be_read(
     mean = np.mean([np.asarray(image).mean((0, 1)) / 255 for image in looked_at], axis=0)
     assert data.mean == pytest.approx(mean, abs=0.01)
     assert 0 < min(data.std) < max(data.std) < 0.5
+
+
+def test_an_index_by_an_earlier_rule_of_what_is_readable_is_made_anew(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    monkeypatch.setattr(image_files, "free_bytes", lambda: 100_000)
+    skipping = job(copy).model_copy(update={"unreadable": "skip"})
+    line = photograph(4000, 1, 1)  # 192,000 x 48 pixels where it is stored
+    line.save(copy / "train" / "cat" / "9.png")
+    with monkeypatch.context() as before:
+        before.setattr(sources, "_IN_FILES", "decoded files")
+        assert open_data(skipping).facts.skipped == 0
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10**6)
+    assert open_data(skipping).facts.skipped == 1
 
 
 def test_an_image_changed_between_two_readings_is_named(

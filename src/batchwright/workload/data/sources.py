@@ -53,6 +53,9 @@ from batchwright.workload.task import import_object
 
 _IMPORT_STRING = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _DIGITS_HELD_OUT = 36  # of each of the ten digits
+# Part of the recipe of an index; a new number where other images are unreadable, or other values
+# are kept. 2: long thin images are unreadable, and the mean is of readable images.
+_IN_FILES = "decoded files, 2"
 
 
 @dataclass(frozen=True)
@@ -306,7 +309,7 @@ def _open_listing(
 
     if not is_stored(recipe):  # images that were decoded once stay so, however full the disk is now
         listing, top = listed()
-        in_files = {**recipe, "kept": "decoded files"}
+        in_files = {**recipe, "kept": _IN_FILES}
         found = open_index(in_files, None)
         if found is None and not fits_the_disk(stored_bytes(listing, top)):
             found = open_index(in_files, builder(index_all), progress=progress)
