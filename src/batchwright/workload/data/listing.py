@@ -377,8 +377,10 @@ def _go_through(
     """
     digest = hashlib.sha256(json.dumps(listing.classes).encode())
     tasks = [(part, file) for part in PARTS for file in listing.files[part]]
-    trained: set[bytes] = set()  # digests of the training images
-    skipped = repeated = 0
+    # Eight bytes of each image's digest. Images with equal ones would count as copies: with
+    # 1.3 million and 50,000 images, this happens by chance in one of 300 million data sets.
+    beginnings: dict[Part, bytearray] = {part: bytearray() for part in PARTS}
+    skipped = 0
     if listing.outside:
         _logger.warning("%d link(s) out of %s were not followed", listing.outside, listing.root)
     if listing.unlabelled:
@@ -411,9 +413,7 @@ def _go_through(
                 take(part, file, None)
             else:
                 found, content = result
-                if part == "train":
-                    trained.add(content)
-                repeated += part == "val" and content in trained
+                beginnings[part] += content[:8]
                 digest.update(os.fsencode(f"{part}\0{file.name}\0{file.label}\0") + content)
                 take(part, file, found)
             if progress:
@@ -424,7 +424,8 @@ def _go_through(
             if not present[label]:
                 name = listing.classes[label]
                 raise DataError(f"{listing.root}: no {part} image of class {name} can be read")
-    if repeated:
+    trained, held_out = (np.frombuffer(beginnings[part], "<u8") for part in PARTS)
+    if repeated := int(np.isin(held_out, trained).sum()):
         _logger.warning(
             "%d held-out image(s) of %s have the bytes of a training image: the accuracy will be "
             "higher than on new images", repeated, listing.root,
