@@ -121,7 +121,7 @@ def test_test_images_without_labels_are_left_out_in_a_line(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     draw(root / "test" / "1.png", grey=7)
-    said = f"{root / 'test'} is left out: it has no class folders, so its images have no labels"
+    said = f"{root / 'test'} is left out: its images have no labels"
     assert open_folder(root).facts.split == "the folder val/"
     assert caplog.messages == [said]
     (root / "val").rename(root.parent / "other")

@@ -551,14 +551,37 @@ def test_splits_that_number_classes_otherwise_or_have_no_labels_are_refused(
     library_.DatasetDict(pair).save_to_disk(str(tmp_path / "a"))
     said = refused(f"hf:{tmp_path}/a")
     assert "only in train: dog; only in test: fox" in said
-    bare = hugging(2).map(lambda _: {"kind": -1})
-    library_.DatasetDict({"train": hugging(), "test": bare}).save_to_disk(str(tmp_path / "b"))
+    half = hugging(2).map(lambda row: {"kind": row["kind"] - 1})
+    library_.DatasetDict({"train": hugging(), "test": half}).save_to_disk(str(tmp_path / "b"))
     assert "row test/0 has no label (-1)" in refused(f"hf:{tmp_path}/b")
     parts = {"train": hugging(), "test": hugging(2).select([])}
     monkeypatch.setattr(library_, "load_from_disk", lambda _: parts)
     assert "the split test has no images" in refused(f"hf:{tmp_path}/a")
     monkeypatch.setattr(library_, "load_from_disk", lambda _: hugging().to_iterable_dataset())
     assert "each sample is to count once" in refused(f"hf:{tmp_path}/a")
+
+
+@pytest.mark.parametrize("kept", ["label", "column", ""])
+def test_a_test_split_without_labels_gives_way_to_a_share_that_is_held_out(
+    tmp_path: Path, kept: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare = hugging(2).map(lambda _: {"kind": -1})
+    if kept == "column":
+        bare = bare.cast_column("kind", library("datasets").Value("int64"))
+    elif not kept:
+        bare = bare.remove_columns("kind")
+    both = library("datasets").DatasetDict({"train": hugging(), "test": bare})
+    both.save_to_disk(str(tmp_path / "a"))
+    where = f"hf:{tmp_path}/a"
+    said = refused(where)
+    assert "the split test has no labels" in said
+    assert said.endswith("hold out a share of the others with val=0.1")
+    assert "the split test has no labels" in refused(where, val=0.34, data_args={"val": "test"})
+    caplog.clear()
+    data = open_(where, val=0.34)
+    assert (data.facts.train_samples, data.facts.val_samples) == (4, 2)
+    assert data.facts.split == "0.34 of each class, drawn by their names"
+    assert caplog.messages == [f"data={where}/test is left out: its images have no labels"]
 
 
 def test_a_folder_of_parquet_files_with_bytes_and_words_is_read(

@@ -77,7 +77,7 @@ class Listing:
             `UnreadableImageError`.
         kind: Name of the data where their place has no name.
         outside: Number of links that lead out of the folder, which are left out.
-        unlabelled: Folder of test images without labels, which is left out; empty: there is none.
+        unlabelled: Name of a part whose images have no labels, which is left out; empty: none.
     """
 
     root: Path
@@ -385,8 +385,7 @@ def _go_through(
         _logger.warning("%d link(s) out of %s were not followed", listing.outside, listing.root)
     if listing.unlabelled:
         _logger.warning(
-            "%s is left out: it has no class folders, so its images have no labels",
-            listing.root / listing.unlabelled,
+            "%s is left out: its images have no labels", listing.root / listing.unlabelled
         )
 
     def attempt(task: tuple[Part, ImageFile]) -> _Read | UnreadableImageError:

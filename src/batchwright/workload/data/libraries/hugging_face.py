@@ -153,16 +153,24 @@ def _list(splits: Mapping[str, Any], job: Job, folders: list[Path]) -> Listing:
     val = _split(where, names, args.get("val"), held_out_name({*names} - {train}), "val")
     if train == val:
         raise DataError(f"{where}: the split {train} cannot be both trained on and held out")
-    chosen = [train, *([val] if val else [])]
     image = _column(where, names[train], args.get("image"), "image", _holds_images)
     label = _column(where, names[train], args.get("label"), "label", _holds_classes)
+    unlabelled = ""
+    if val and len(names[val]) and _is_unlabelled(names[val], label):
+        if "val" in args or job.val is None:
+            raise DataError(
+                f"{where}: the split {val} has no labels to evaluate by: name another with "
+                "data_args.val=SPLIT, or leave that out and hold out a share of the others with "
+                "val=0.1"
+            )
+        unlabelled, val = val, None
+    chosen = [train, *([val] if val else [])]
     raw: dict[str, Any] = {}
     for part in chosen:
         absent = {image, label} - {*names[part].column_names}
         if absent:
             raise DataError(f"{where}: split {part} has no column {', '.join(absent)}")
-        values = names[part].select_columns([label]).with_format(None)[:][label]
-        raw |= {f"{part}/{row}": value for row, value in enumerate(values)}
+        raw |= {f"{part}/{row}": one for row, one in enumerate(_labels(names[part], label))}
     classes, numbers = _classes(where, [names[part] for part in chosen], chosen, label, raw)
     files: dict[str, list[ImageFile]] = {part: [] for part in chosen}
     for name, value in raw.items():
@@ -180,7 +188,17 @@ def _list(splits: Mapping[str, Any], job: Job, folders: list[Path]) -> Listing:
     caches = library.config.HF_DATASETS_CACHE, library.config.HF_CACHE_HOME
     below = tuple(path.resolve() for path in (*folders, *map(Path, caches)))
     read = Rows(rows, image, below)
-    return Listing(Path(where), classes, parts, split, read, kind="hf")
+    return Listing(Path(where), classes, parts, split, read, kind="hf", unlabelled=unlabelled)
+
+
+def _labels(split: Any, column: str) -> list[Any]:
+    return list(split.select_columns([column]).with_format(None)[:][column])
+
+
+def _is_unlabelled(split: Any, column: str) -> bool:
+    """Whether no row has a label, as in tests whose labels are not published."""
+    known = column in split.column_names
+    return not known or all(one in (None, -1) for one in _labels(split, column))
 
 
 def _split(
@@ -259,7 +277,7 @@ def _classes(
     for name, label in raw.items():
         if label is None or not 0 <= label < len(named[0]):
             raise DataError(
-                f"{where}: row {name} has no label ({label}): a split without labels cannot be "
-                "used; name another with data_args.val=SPLIT"
+                f"{where}: row {name} has no label ({label}): take such rows out, or name other "
+                "splits with data_args.train and data_args.val"
             )
     return named_classes(where, named[0]), {label: label for label in range(len(named[0]))}
