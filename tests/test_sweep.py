@@ -354,6 +354,12 @@ def test_the_command_names_code_and_what_changed_since_the_plan(tmp_path):
     )
     fresh = words_of(tmp_path, cell, plan, resumes=False)
     assert fresh[1] == str(tmp_path / "plans" / f"{cell.name}.json")
+    for deadline, word in ((90.0, "goal.deadline=90"), (None, "goal.deadline=null")):
+        changed = {"goal": plan.job.goal.model_copy(update={"deadline": deadline})}
+        later = replace(cell, job=plan.job.model_copy(update=changed))
+        before = {"goal": plan.job.goal.model_copy(update={"deadline": 60.0})}
+        timed = plan.model_copy(update={"job": plan.job.model_copy(update=before)})
+        assert word in words_of(tmp_path, later, timed, resumes=True)
 
 
 def test_the_last_error_is_the_one_that_counts(tmp_path):
@@ -489,6 +495,18 @@ def test_a_resumed_sweep_keeps_its_job(place, instantly):
     with pytest.raises(FileError, match=r"holds no sweep\.json"):
         bw.sweep(out="b", resume=True)
     assert bw.sweep(out="a", resume=True, timeout=50.0).job.timeout == 50
+    with pytest.raises(JobError, match=r"^goal\.price=1\.0 differs from the sweep's None: begin"):
+        bw.sweep(out="a", resume=True, goal={"price": 1.0})
+    assert bw.sweep(out="a", resume=True, goal={"deadline": 60}).job.goal.deadline == 60
+    assert read_record("a/sweep.json", Sweep).job.goal.deadline == 60
+
+
+def test_a_sweep_that_was_moved_is_loaded_with_its_place_now(place, instantly):
+    made = bw.sweep(Job(**SHORT), {"scaling": ["sqrt"]}, seeds=1, out="a")
+    Path("a").rename("b")
+    assert bw.load("b") == bw.load("b/sweep.json") == made.model_copy(update={"folder": "b"})
+    made.save("copy.json")
+    assert bw.load("copy.json") == made
 
 
 def test_code_named_in_a_sweeps_file_is_run_only_if_named_again(place, instantly):

@@ -290,6 +290,7 @@ def load(path: str | Path) -> Any:
     Args:
         path: A file that a verb or ``save`` wrote, or a job's YAML file. Or a folder: of a run,
             for its summary, or its plan if the run has not finished; of a sweep, for the sweep.
+            After the folder was moved, summary and sweep name the place where it is now.
 
     Returns:
         A `Plan`, `Profile`, `RunSummary`, `Sweep`, `Check`, `RateSchedule`, `Simulation` or `Job`.
@@ -314,6 +315,8 @@ def load(path: str | Path) -> Any:
             raise FileError(f"{path} holds none of {', '.join(_WHOLE)}: it is no run folder")
         place = place / found
     record = read_one_of(place, (Plan, Profile, RunSummary, Sweep, Check, RateSchedule, Simulation))
+    if isinstance(record, Sweep) and place.name == "sweep.json":
+        return record.model_copy(update={"folder": str(place.parent)})
     return read_summary(place) if isinstance(record, RunSummary) else record
 
 

@@ -460,7 +460,7 @@ def with_job(plan: Plan, job: Job) -> Plan:
     Raises:
         PlanError: The job differs in another key.
     """
-    for key, planned, asked in _planned_otherwise(plan.job, job):
+    for key, planned, asked in planned_differences(plan.job, job):
         raise PlanError(
             f"{key}={as_written(asked)} differs from the plan's {key}={as_written(planned)}: "
             f"plan again with it (training itself takes {', '.join(TRAINING_KEYS)}, "
@@ -480,7 +480,7 @@ def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:
     Raises:
         PlanError: The plans are for different jobs, or different images.
     """
-    found = [*_planned_otherwise(kept.job, given.job)]
+    found = [*planned_differences(kept.job, given.job)]
     if kept.data.digest != given.data.digest:
         found.insert(0, ("data", kept.data.name, given.data.name))
     for key, own, other in found:
@@ -490,12 +490,14 @@ def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:
         )
 
 
-def _planned_otherwise(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
-    """Keys other than `TRAINING_KEYS` in which two jobs differ, each with both values."""
-    for key, old, new in differences(before, now):
-        # A section of `TRAINING_KEYS` may differ in any of its keys.
-        if key.partition(".")[0] not in TRAINING_KEYS and key != "goal.deadline":
-            yield key, old, new
+def may_change(key: str) -> bool:
+    """Whether a job key may change after planning: one of `TRAINING_KEYS`, or the deadline."""
+    return key.partition(".")[0] in TRAINING_KEYS or key == "goal.deadline"
+
+
+def planned_differences(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
+    """Keys that may not change after planning in which two jobs differ, each with both values."""
+    return (one for one in differences(before, now) if not may_change(one[0]))
 
 
 def differences(before: Keys, now: Keys, section: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -34,7 +34,7 @@ from batchwright.records.text.formatting import job_value
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
 from batchwright.storage.locks import take
-from batchwright.workflows.prepare_job import TRAINING_KEYS, differences
+from batchwright.workflows.prepare_job import differences, may_change
 from batchwright.workflows.sweep.grid import Cell
 from batchwright.workflows.sweep.slots import Slots, width_of
 
@@ -159,9 +159,7 @@ def words_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str
     changed = {
         key: value
         for key, _, value in differences(plan.job, cell.job)
-        if key.partition(".")[0] in TRAINING_KEYS
-        and key != "launch"
-        and value != "auto"  # which the plan has decided
+        if may_change(key) and key != "launch" and value != "auto"  # which the plan has decided
     }
     named = {key: getattr(cell.job, key) for key in cell.job.code_keys}
     return [

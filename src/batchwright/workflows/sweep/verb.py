@@ -28,7 +28,7 @@ from batchwright.records.documents import (
     write_record,
     write_text,
 )
-from batchwright.records.job import other_keys_come
+from batchwright.records.job import as_written, other_keys_come
 from batchwright.records.run_folder import (
     CHECKPOINTED,
     existing_run,
@@ -43,7 +43,11 @@ from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.storage.files import make_folder
 from batchwright.workflows.engines import refuse_to_hand_over
-from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
+from batchwright.workflows.prepare_job import (
+    job_of,
+    planned_differences,
+    refuse_unconfirmed_code,
+)
 from batchwright.workflows.prices import check_prices
 from batchwright.workflows.sweep.gathering import Results
 from batchwright.workflows.sweep.grid import (
@@ -99,8 +103,8 @@ def sweep(
         resume: Continue the sweep in ``out``: finished runs are kept, interrupted ones continue
             from their checkpoint, failed ones are tried again.
         overrides: ``key=value`` texts, as on the command line.
-        keys: Job keys to change; with ``resume`` only `TRAINING_KEYS`, and names of code to import,
-            which have to be repeated.
+        keys: Job keys to change; with ``resume`` only `TRAINING_KEYS`, ``goal``'s deadline, and
+            names of code to import, which have to be repeated.
 
     Returns:
         The record of the sweep, as in ``sweep.json``.
@@ -192,12 +196,11 @@ def _widened(
         raise JobError(f"resume takes the job from {folder}: leave it out")
     kept = read_record(folder / "sweep.json", Sweep)
     changed = change_job(kept.job, keys, overrides)
-    for key in Job.model_fields:
-        if getattr(changed, key) != getattr(kept.job, key) and key not in TRAINING_KEYS:
-            raise JobError(
-                f"{key}={getattr(changed, key)} differs from the sweep's "
-                f"{getattr(kept.job, key)}: begin another one in another --out"
-            )
+    for key, before, now in planned_differences(kept.job, changed):
+        raise JobError(
+            f"{key}={as_written(now)} differs from the sweep's {as_written(before)}: begin another "
+            "one in another --out"
+        )
     swept, chosen = kept.keys, kept.seeds
     if grid:
         swept = widened(swept, read_grid(changed, grid))
