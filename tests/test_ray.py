@@ -160,6 +160,25 @@ def test_a_machine_without_the_run_folder_says_what_to_share(monkeypatch, tmp_pa
     assert " has no /nowhere: Python's env" in ray_worker.look(str(token), "/", "/nowhere")
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(RuntimeError(), "RuntimeError"), (RuntimeError("lost\nModuleNotFoundError: no"), "no")],
+)
+def test_a_machine_that_gives_no_answer_is_named_with_the_reason(monkeypatch, tmp_path, error, why):
+    pretend_ray(monkeypatch)
+    place = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", place)
+    asked = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: None))
+
+    def get(*_, **__):
+        raise error
+
+    machine = {"Alive": True, "NodeID": "a", "NodeManagerHostname": "node1"}
+    ray = SimpleNamespace(nodes=lambda: [machine], remote=lambda _: asked, get=get)
+    with pytest.raises(JobError, match=rf"^node1 cannot take part in the run: .*{why}; install"):
+        ray_train._check_machines(ray, beside_ray(tmp_path, ""))
+
+
 def test_a_gpu_is_asked_for_by_the_key_that_reserves_it(monkeypatch, tmp_path):
     monkeypatch.delenv(STARTED_BY, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -164,10 +164,11 @@ def _check_machines(ray: Any, order: Work) -> None:
             try:
                 problem = ray.get(answer, timeout=_MACHINE_SECONDS)
             except Exception as error:  # noqa: BLE001 - an error of Ray, or of the process there
+                why = (str(error).strip() or type(error).__name__).splitlines()[-1]
                 raise JobError(
                     f"{one['NodeManagerHostname']} cannot take part in the run: "
-                    f"{str(error).strip().splitlines()[-1][:_MAX_MESSAGE]}; install Batchwright "
-                    "there as here, in the environment of `ray start`"
+                    f"{why[:_MAX_MESSAGE]}; install Batchwright there as here, in the environment "
+                    "of `ray start`"
                 ) from None
             if problem:
                 raise JobError(problem)
