@@ -66,6 +66,7 @@ def user_module(tmp_path, monkeypatch):
     """A module of the user's, importable as ``mine``."""
     (tmp_path / "mine.py").write_text(USER_MODULE)
     (tmp_path / "broken.py").write_text("import a_package_that_is_missing\n")
+    (tmp_path / "script.py").write_text("import argparse; argparse.ArgumentParser().error('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("mine", None)
@@ -151,6 +152,7 @@ def test_an_import_string_is_called_with_the_number_of_classes():
         ),
         ("mine.part:build", "imported: there is no mine.part in /"),
         ("broken:build", "'broken' cannot be imported: it imports a_package_that_is_missing, and"),
+        ("script:build", r"'script' cannot be imported \(SystemExit: 2\): put what it runs as a"),
         ("mine:with_dropuot", "has no 'with_dropuot'; did you mean with_dropout"),
         ("mine:", "looks like package.module:function"),
         ("mine:fails", r"cannot be built \(RuntimeError: no such\)"),

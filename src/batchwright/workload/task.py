@@ -51,6 +51,11 @@ def import_object(text: str, what: str) -> Any:
         found: Any = import_module(module_name)
     except ModuleNotFoundError as error:
         raise JobError(f"{failed}: {_missing(error, module_name)}") from error
+    except SystemExit as error:  # of a script that reads its own command line, for example
+        raise JobError(
+            f"{failed} (SystemExit: {error}): put what it runs as a script under "
+            "`if __name__ == '__main__':`"
+        ) from error
     except Exception as error:  # a module may fail in any way
         raise JobError(f"{failed} ({in_words(error)})") from error
     for name in path.split("."):

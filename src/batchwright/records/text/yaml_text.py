@@ -51,8 +51,10 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             made = super().construct_object(node, deep)
-            if isinstance(made, str):
-                made.encode()  # half a surrogate pair, which no file could hold, is a ValueError
+            # A ValueError: half a surrogate pair, which no file could hold; a hexadecimal number
+            # with more digits than Python writes; a zero byte, which no path could hold.
+            if isinstance(made, str | int) and b"\0" in str(made).encode():
+                raise ValueError(made)
             return made
         except (ValueError, KeyError, AttributeError) as error:
             problem = f"{shorten(node.value)} cannot be read as a value"
