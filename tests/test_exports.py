@@ -458,6 +458,14 @@ def test_nothing_is_clipped_unless_the_job_says_so(tmp_path: Path) -> None:
     assert "clip_grad_norm_(model.parameters(), 2)" in exported(clipped, "accelerate")
 
 
+def test_trainers_get_a_seed_that_numpy_takes(tmp_path: Path) -> None:
+    plan = make_plan(job=make_job(seed=2**40 + 7))
+    for name in PYTHON:
+        assert module(exported(plan, name), tmp_path)["SEED"] == 7
+    assert module(exported(plan, "transformers"), tmp_path)["ARGUMENTS"]["seed"] == 7
+    assert yaml.safe_load(exported(plan, "timm"))["seed"] == 7
+
+
 def test_timm_counts_warm_up_in_whole_epochs() -> None:
     plan = with_rate(make_plan(), warmup_epochs=1.5, base=0.02)
     arguments = yaml.safe_load(exported(plan, "timm"))

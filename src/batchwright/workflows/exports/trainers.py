@@ -50,6 +50,11 @@ class Recipe:
         return self.plan.learning_rate
 
     @property
+    def seed(self) -> int:
+        """The job's seed, cut to the 32 bits that NumPy takes, which trainers seed as well."""
+        return self.job.seed % 2**32
+
+    @property
     def warmup_steps(self) -> int:
         """Steps until the rate is at its peak."""
         return round(self.rule.warmup_epochs * self.steps)
@@ -175,7 +180,7 @@ def transformers(plan: Plan, target: Target) -> str:
         "gradient_checkpointing": job.activation_checkpointing == "on",
         "torch_compile": job.compile == "on",
         "eval_strategy": "epoch",
-        "seed": job.seed,
+        "seed": made.seed,
     }
     if job.device == "cpu":
         options["use_cpu"] = True
@@ -263,7 +268,7 @@ BATCH = {made.batch}  # samples on each of {plan.workers} workers in a forward p
 RESOLUTION = {plan.top_resolution}  # side of a training image, in pixels
 EPOCHS = {plan.epochs}
 STEPS = {made.steps}  # updates in an epoch, of {samples} samples each
-SEED = {job.seed}
+SEED = {made.seed}
 LABEL_SMOOTHING = {job.label_smoothing:g}
 DROPOUT = {plan.stages[0].dropout:g}
 {options}
@@ -444,7 +449,7 @@ def timm(plan: Plan, target: Target) -> str:
         "torchcompile": "inductor" if job.compile == "on" else None,
         "sync_bn": job.batch_norm == "synchronized",
         "clip_grad": job.clip_norm,
-        "seed": job.seed,
+        "seed": made.seed,
         "output": target.run,
     }
     text = yaml.safe_dump(arguments, sort_keys=False)
