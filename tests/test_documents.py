@@ -237,7 +237,9 @@ def test_what_is_given_as_text_wins_over_the_file(tmp_path):
     assert job.probe == ProbeSettings(budget=4, steps=2)
 
 
-@pytest.mark.parametrize("text", ["", "# nothing yet\n", "probe: {}\n"])
+@pytest.mark.parametrize(
+    "text", ["", "# nothing yet\n", "probe: {}\n", "goal:\n  # deadline: 1h\n", "data_args:\n"]
+)
 def test_a_file_without_keys_is_the_default_job(tmp_path, text):
     assert load_job(yaml_file(tmp_path, text)) == Job()
 

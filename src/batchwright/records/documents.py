@@ -218,8 +218,11 @@ def change_job(
     """
     merged = job.model_dump(mode="json")
     from_file = flattened(values or {})
+    sections = {key.partition(".")[0] for key in job_keys(Job) if "." in key}
     known: set[str] = set()
     for key, value in from_file:
+        if value is None and key in sections:
+            continue  # a heading in a file, with no key below it that is not a comment
         if key in known:
             raise JobError(f"job key {key} is given twice{place}, nested and with a dot: keep one")
         known.add(key)
