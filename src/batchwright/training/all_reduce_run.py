@@ -347,8 +347,9 @@ class AllReduceRun:
         """
         state = self.state
         self._save_if_best()
-        due = self._checkpoints.due(state.steps) or self._done or self._left
-        switches = self._plan_switch.wanted(state.epoch) and not self._done
+        ends = self._done or self._left
+        due = self._checkpoints.due(state.steps) or ends
+        switches = self._plan_switch.wanted(state.epoch) and not ends
         answers = self._group.gather((due, switches))
         new_plan = any(new for _, new in answers)
         if new_plan or any(last for last, _ in answers):
