@@ -10,9 +10,10 @@ import functools
 import gc
 import io
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,20 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()  # what the file leaves behind would stay as well
         gc.freeze()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as `select` takes: the next ones get numbers above 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 1200:
+        pytest.skip("so many files cannot be opened here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft if soft < 0 else max(soft, 1200), hard))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while files.enter_context(open(os.devnull)).fileno() < 1023:  # noqa: PTH123 - a device
+            pass
+        yield
 
 
 @pytest.fixture

@@ -345,6 +345,20 @@ def test_the_previous_one_is_used_where_the_last_cannot_be_and_it_says_so(saved,
         assert f"{saved.path('previous')} is used instead: resumed at epoch 1 after 2" in said
 
 
+def test_a_damaged_one_does_not_take_the_place_of_the_previous_one(saved):
+    """Else a kill as the next one is written, or damage to that one too, would leave none."""
+    spoil(saved.path(), "truncated")
+    again = Run(saved.folder)
+    again.keeper.restore(again.state)
+    steps = []
+    for _ in range(2):
+        again.train()
+        again.save()
+        again.keeper.settle()
+        steps.append((again.step_in("last"), again.step_in("previous")))
+    assert steps == [(3, 2), (4, 3)]
+
+
 def test_a_good_checkpoint_is_no_news(saved, capsys):
     again = Run(saved.folder)
     again.keeper.restore(again.state)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -165,30 +163,14 @@ def test_a_server_that_was_killed_takes_its_workers_along_and_is_done_without(pr
         assert told["parent"] == os.getpid()
 
 
-@pytest.mark.usefixtures("light")
-def test_a_process_with_more_files_open_than_select_takes_hears_of_its_workers(monkeypatch):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= hard < 1200:
-        pytest.skip("so many files cannot be opened here")
-    ends = []
-
-    def start_none(line, more):
-        ends.append(socket.socket(fileno=os.dup(line)))
-        return SimpleNamespace(kill=lambda: None, wait=lambda: None)
-
-    monkeypatch.setattr(fork_server, "_start_server", start_none)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft if soft < 0 else max(soft, 1200), hard))
-    try:
-        server = fork_server._ForkServer(())
-        with server._line as near:
-            server._line = socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD, 1100))
-        assert server.started(3) is None
-        ends[0].send(json.dumps({"order": 3, "pid": 7}).encode())
-        assert server.started(3) == 7
-        server.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        ends[0].close()
+@pytest.mark.usefixtures("light", "many_files")
+def test_with_more_files_open_than_select_takes_processes_start_and_their_ends_are_told(
+    program, tmp_path
+):
+    with imported_once():
+        process, told = begin(program, "3", tmp_path)
+        assert told["parent"] != os.getpid()  # it was forked
+        assert process.wait() == 3
 
 
 def test_a_default_timeout_of_sockets_does_not_reach_the_server(monkeypatch):

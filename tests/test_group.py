@@ -101,7 +101,9 @@ def test_a_process_of_this_machine_that_has_ended_is_named_at_once():
         call.close()
 
 
-def test_nobody_is_named_when_all_failed_alike(roll_calls):
+def test_nobody_is_named_when_all_failed_alike(roll_calls, monkeypatch):
+    monkeypatch.setattr(heartbeat, "MISSED_BEATS", 1000)  # a thread may begin late
+    monkeypatch.setattr(heartbeat, "_ANSWER_SECONDS", SECONDS)
     found = []
     threads = [threading.Thread(target=lambda c=c: found.append(c.inquire())) for c in roll_calls]
     for thread in threads:
@@ -143,16 +145,18 @@ def survive(rank, victim, number, agent, seconds):
 def with_a_launcher_each(rank):
     os.environ["LOCAL_RANK"] = "0"
     group = Group(torch.device("cpu"), SECONDS)
+    named = [group._roll_call._name(other) for other in range(group.size)]
     group.close()
-    return group.places
+    return group.places, named
 
 
 @pytest.mark.slow
 def test_workers_of_several_launchers_on_one_host_have_places_of_their_own(crew):
     """Speeds and shares are kept by place: of two with one, only the last would have any."""
     first = f"{os.uname().nodename}/cpu:0"
-    found = crew.together(with_a_launcher_each, workers=3)
-    assert found == [(first, f"{first}#2", f"{first}#3")] * 3
+    places = first, f"{first}#2", f"{first}#3"
+    named = [f"worker {rank} ({place})" for rank, place in enumerate(places)]
+    assert crew.together(with_a_launcher_each, workers=3) == [(places, named)] * 3
 
 
 @pytest.mark.slow

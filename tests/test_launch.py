@@ -45,7 +45,12 @@ def work():
     if what == "lost" and rank == 0:
         while not Path(os.environ["BATCHWRIGHT_ERRORS"], "rank1.json").exists():
             time.sleep(0.01)
+    if what.startswith("lost") and rank == 0:
         raise LostWorkerError("lost contact with another worker")
+    if what == "lost before":  # it tells its own error
+        while not Path(os.environ["BATCHWRIGHT_ERRORS"], "rank0.json").exists():
+            time.sleep(0.01)
+        time.sleep(1)  # so that the other has ended
     if rank == 0:
         time.sleep(100)
     while int(os.environ["WORLD_SIZE"]) > 1 and not Path(folder, "pid0").exists():
@@ -158,11 +163,13 @@ def test_they_are_not_started_again_for_ever(work, capfd):
     )
 
 
+@pytest.mark.parametrize("when", ["lost", "lost before"])
 def test_an_error_of_its_own_ends_them_at_once_and_not_the_one_that_lost_it_is_named(
-    work, tmp_path
+    work, tmp_path, monkeypatch, when
 ):
+    monkeypatch.setattr(launch, "_CAUSE_SECONDS", 300)
     with pytest.raises(WorkerError, match=r"^worker 1: ValueError: no such thing$"):
-        work("lost", restarts=3)
+        work(when, restarts=3)
     assert (tmp_path / "starts1").read_text() == "x"
 
 

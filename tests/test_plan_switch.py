@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from batchwright.algorithms.splicing import spliced, why_not
 from batchwright.errors import NewPlan, PlanError
@@ -232,6 +233,17 @@ def test_a_session_stops_after_the_epoch_and_goes_on_under_the_new_plan(tmp_path
     assert [epoch.learning_rate for epoch in summary.epochs] == pytest.approx([0.1] * 2 + [0.2] * 3)
     assert all(epoch.whole for epoch in summary.epochs)
     assert summary.plan == changed
+
+
+def test_a_loop_that_stops_early_takes_no_more_advice(tmp_path):
+    with begin(tmp_path / "run") as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(cross_entropy(one.model(features), labels))
+            advise(tmp_path / "run")
+            break
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "run" / "advice.json").exists()
 
 
 def test_going_on_under_a_plan_that_changes_nothing_is_as_if_nothing_had_been(tmp_path):

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -153,6 +154,27 @@ def test_a_worker_that_is_killed_as_it_starts_is_told(apart, monkeypatch):
     said = rf"one of 2 workers .*out of memory\?\): .*fewer workers; logs are in {apart}$"
     with pytest.raises(WorkerError, match=said), Workers(job_of(), apart, [1, 2], list):
         pass
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_worker_that_is_killed_before_it_has_read_a_command_is_told(apart, monkeypatch):
+    """Also where more files are open than `select` takes."""
+    unread = """if True:
+        import os, socket, sys
+        line = socket.socket(fileno=int(sys.argv[-1]))
+        line.sendall(b"{}\\n")
+        line.recv(1, socket.MSG_PEEK)
+        os.kill(os.getpid(), 9)
+    """
+
+    def start(_, arguments, *, files, **__):
+        return subprocess.Popen([sys.executable, "-c", unread, *arguments], pass_fds=files)
+
+    monkeypatch.setattr("batchwright.distributed.fork_server.start", start)
+    with Workers(job_of(), apart, [1], list) as workers:
+        assert workers._lines[0].fileno() > 1023
+        with pytest.raises(Killed):
+            workers.ask(commands.Compare(workers=1, seconds=1.0), commands.Compared)
 
 
 def test_a_workers_own_error_is_told_on_one_line(folder, monkeypatch):

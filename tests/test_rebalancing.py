@@ -320,6 +320,12 @@ def test_the_jobs_bounds_hold():
     assert run(workers, floor, (40, 40, 40), 40)[-1] == (80, 20, 20)
 
 
+def test_where_more_workers_go_on_the_network_still_gets_what_it_needs():
+    known = {f"host/cpu:{rank}": speed for rank, speed in enumerate([10.0, 10.0, 10.0, 0.1])}
+    balancer = make_balancer(4, least=2, known=known, least_local_batch=4)
+    assert balancer.shares_of(12) == (4, 3, 3, 2)  # 4 each would be 16
+
+
 def test_a_bound_below_an_even_split_does_not_stop_the_run():
     narrow = make_balancer(2, most_local_batch=10)
     assert run(Workers([1.0, 0.1]), narrow, (64, 64), 20)[-1] == (64, 64)

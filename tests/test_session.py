@@ -27,7 +27,14 @@ import batchwright as bw
 from batchwright import Session
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.processes import STOP_SIGNALS
-from batchwright.errors import DataError, FileError, Interrupted, PlanError, TrainingError
+from batchwright.errors import (
+    ArgumentError,
+    DataError,
+    FileError,
+    Interrupted,
+    PlanError,
+    TrainingError,
+)
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.records.documents import read_record
 from batchwright.storage.locks import LOCK_FILE
@@ -305,6 +312,20 @@ def test_a_large_gradient_is_clipped_to_its_norm(options):
     assert free.norm() > 0.1
     assert clipped.norm() == pytest.approx(0.01, rel=1e-4)
     assert torch.allclose(clipped / clipped.norm(), free / free.norm(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"clip_norm": 0}, "clip_norm=0 of Session: give a number above 0"),
+        ({"clip_norm": -0.5}, "clip_norm=-0.5 of Session: give a number above 0"),
+        ({"clip_norm": "small"}, "clip_norm='small' of Session: give a number above 0"),
+        ({"learning_rate": 0.1}, "learning_rate=0.1 of Session: give 'plan' or 'mine'"),
+    ],
+)
+def test_a_norm_or_rate_that_makes_no_sense_is_refused(option, said):
+    with pytest.raises(ArgumentError, match=said):
+        make_session(**option)
 
 
 def test_a_small_gradient_is_not_clipped():

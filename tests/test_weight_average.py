@@ -249,6 +249,29 @@ def test_a_resumed_run_has_the_same_average(tmp_path, at):
     assert [one.val_correct for one in first] == [one.val_correct for one in second]
 
 
+def test_so_has_one_that_was_stopped_by_an_evaluation_between_two_steps(tmp_path):
+    def piece(folder, until=None):
+        model, steps, plan = make_model(extras=True), 0, averaging(1)
+        with make_session(model, plan=plan, run_folder=tmp_path / folder, resume=True) as one:
+            for _ in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(model(features), labels))
+                    steps += 1
+                    if steps == until:
+                        one.stop()
+                    one.evaluate(Points(4), top1)
+
+    piece("whole")
+    with pytest.raises(SystemExit, match="143"):
+        piece("parts", until=3)
+    piece("parts")
+    whole, parts = (
+        torch.load(tmp_path / folder / "checkpoints" / "last.pt", weights_only=True)["average"]
+        for folder in ("whole", "parts")
+    )
+    assert all(torch.equal(whole[name], one) for name, one in parts.items())
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_averages_of_sixteen_bits_are_resumed_without_rounding(same):
     def averaged(model, steps):

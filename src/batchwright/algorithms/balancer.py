@@ -59,7 +59,7 @@ class Balancer:
         self.fixed_samples = fixed_samples
         self._every = job.rebalance_steps
         self._places = places
-        self._least = max(least, job.least_local_batch or 0)
+        self._fewest, self._least = least, max(least, job.least_local_batch or 0)
         self._most = job.most_local_batch
         self._batches: tuple[int, ...] = ()
         self._times: list[Sequence[float]] = []
@@ -122,14 +122,16 @@ class Balancer:
         """Shares of a global batch by the known speeds; other places count with the mean speed."""
         known = [self.speeds[place] for place in self._places if place in self.speeds]
         average = sum(known) / len(known) if known else 1.0
+        count = len(self._places)
+        least = next((one for one in (self._least, self._fewest) if one * count <= batch), 1)
         return tuple(
             balanced(
                 [self.speeds.get(place, average) for place in self._places],
                 batch,
                 fixed_samples=self.fixed_samples,
-                least=self._least if batch >= self._least * len(self._places) else 1,
+                least=least,
                 # The job's bound, raised to an even share if it is below that.
-                most=self._most and max(self._most, -(-batch // len(self._places))),
+                most=self._most and max(self._most, -(-batch // count)),
             )
         )
 

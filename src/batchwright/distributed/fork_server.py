@@ -16,7 +16,6 @@ import gc
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import subprocess
@@ -29,6 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
+from multiprocessing.connection import wait
 from typing import IO, Protocol
 
 from batchwright.distributed.processes import (
@@ -269,7 +269,7 @@ def _serve(line: socket.socket) -> _Order | None:
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
     running: dict[int, int] = {}  # order numbers by process number
     while True:
-        readable, _, _ = select.select([line, waking], [], [])
+        readable = wait([line, waking])
         if waking in readable:
             with suppress(BlockingIOError):
                 waking.recv(4096)

@@ -13,6 +13,7 @@ import socket
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -94,7 +95,7 @@ class Group:
             self._roll_call = RollCall(
                 distributed_c10d._get_default_store(),
                 self.rank,
-                present,
+                [replace(one, place=at) for one, at in zip(present, self.places, strict=True)],
                 store_keeper(),
                 apart=self._transport.waits_at_store,
             )

@@ -26,6 +26,7 @@ from batchwright.distributed.worker_processes import Children
 from batchwright.errors import JobError
 from batchwright.storage.locks import Lock
 
+_CAUSE_SECONDS = 5.0  # for a worker to tell its error, once another has ended for its loss
 _LAST_SECONDS = 20.0  # for the others to end, once a worker has failed
 _ADDRESS = "127.0.0.1"  # where they meet
 
@@ -114,6 +115,9 @@ class AllTogether(Supervisor):
         codes = self._children.failures()
         if not codes:
             return running
+        if self._cause_is_missing(codes):
+            self._children.wait(_CAUSE_SECONDS, self._poll, unless=lambda: bool(self.noted))
+            codes = self._children.failures()
         self._end(_LAST_SECONDS)
         if self.noted:
             return False
@@ -124,6 +128,14 @@ class AllTogether(Supervisor):
         forget_reports(self._folder)
         self._start()
         return True
+
+    def _cause_is_missing(self, codes: Mapping[int, int]) -> bool:
+        """Whether those that have ended tell of the loss of another alone.
+
+        That one has closed its connections, and tells its error just after, unless it is ended.
+        """
+        told = reports_in(self._folder)
+        return bool(told) and all(one["secondary"] for one in told) and not killed(codes)
 
     def _stop(self) -> None:
         if self._children.running():

@@ -8,11 +8,11 @@ the process. An idle worker waits in a read, which takes no processor time.
 
 from __future__ import annotations
 
-import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
@@ -221,9 +221,11 @@ class Workers:
                 raise WorkerError(
                     f"the workers said nothing for {seconds:.0f} s; logs are in {self._folder}"
                 )
-            readable, _, _ = select.select(self._lines[:1], [], [], POLL_SECONDS)
-            if readable:
-                received = self._lines[0].recv(1 << 16)
+            if wait(self._lines[:1], POLL_SECONDS):
+                try:
+                    received = self._lines[0].recv(1 << 16)
+                except ConnectionError:  # closed with a command in it that was not read
+                    received = b""
                 self._unread += received
                 if not received:
                     time.sleep(POLL_SECONDS)  # closed: the process is about to end

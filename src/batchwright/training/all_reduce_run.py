@@ -177,6 +177,7 @@ class AllReduceRun:
     def evaluate(self, what: Evaluation) -> dict[str, float]:
         """Mean of each value of a metric over a held-out set, shared out between the workers."""
         started = time.perf_counter()
+        self._take_into_average()
         self._merge_buffers()
         steps = self._sharing.steps
         sums, count, stopped = self._setup.evaluated(
@@ -227,8 +228,7 @@ class AllReduceRun:
         self._checkpoints.check()
         steps, tally = self._sharing.steps, self.stepper.tally
         assert steps is not None  # noqa: S101 - `batches` has looked
-        if self._setup.average and self.stepper.updated:
-            self._setup.average.step(len(steps))
+        self._take_into_average()
         self._recorder.step(self.state.meter, len(steps), step.local_batch_sizes, tally.notes)
         if len({note.digest for note in tally.notes}) > 1:
             self._broadcast_weights()
@@ -237,6 +237,16 @@ class AllReduceRun:
         if tally.checkpoint:
             self._merge_buffers()
             self._checkpoint("last")
+
+    def _take_into_average(self) -> None:
+        """Take the weights into their average, once after each step that has changed them.
+
+        An evaluation within the loop, which may end in a checkpoint, comes before `_after_step`.
+        """
+        steps = self._sharing.steps
+        if self._setup.average and steps is not None and self.stepper.updated:
+            self._setup.average.step(len(steps))
+            self.stepper.updated = False
 
     def _broadcast_weights(self) -> None:
         """Go on with worker 0's weights, all workers together, where their weights have drifted.
@@ -337,8 +347,9 @@ class AllReduceRun:
         """
         state = self.state
         self._save_if_best()
-        due = self._checkpoints.due(state.steps) or self._done or self._left
-        switches = self._plan_switch.wanted(state.epoch) and not self._done
+        ends = self._done or self._left
+        due = self._checkpoints.due(state.steps) or ends
+        switches = self._plan_switch.wanted(state.epoch) and not ends
         answers = self._group.gather((due, switches))
         new_plan = any(new for _, new in answers)
         if new_plan or any(last for last, _ in answers):

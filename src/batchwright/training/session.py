@@ -48,6 +48,8 @@ from batchwright.training.evaluate.evaluation import (
 from batchwright.training.parameter_server.server_run import ServerRun
 from batchwright.training.running import Setup, average_of, compiled, replayed
 from batchwright.training.session_checks import (
+    checked_norm,
+    checked_rates,
     checked_service,
     checked_weights,
     doubts,
@@ -83,7 +85,7 @@ class Session:
         plan: The plan to follow, or the path of its file.
         run_folder: Folder for metrics, checkpoints and the summary; ``None`` keeps none.
         resume: Continue from ``run_folder``; after a restart by torchrun this happens by itself.
-        clip_norm: Largest global gradient norm; ``None``: as the plan's job says.
+        clip_norm: Largest global gradient norm, above 0; ``None``: as the plan's job says.
         learning_rate: ``"mine"`` leaves the optimizer's rates alone.
         images: Where the image is in a tuple or dict batch (index or key), for resizing.
         resize: Resizes a whole batch instead: f(batch, resolution in pixels) -> batch.
@@ -116,6 +118,7 @@ class Session:
             written; or the model's or the optimizer's state holds something that a checkpoint
             cannot give back.
         DataError: The data set can only be iterated.
+        ArgumentError: An argument is something else than is said here.
     """
 
     def __init__(
@@ -147,8 +150,8 @@ class Session:
         self.model, self.optimizer = model, optimizer
         self.device = enter(next(model.parameters()).device)
         refuse_without_float64(self.device)
-        self._clip_norm = clip_norm or self.plan.job.clip_norm
-        self._own_rates = learning_rate == "mine"
+        self._clip_norm = checked_norm(clip_norm, self.plan)
+        self._own_rates = checked_rates(learning_rate)
         in_main = threading.current_thread() is threading.main_thread()
         self._exit_on_stop = exit_on_stop and in_main  # else it would end that thread silently
         self._loaders = planned_loaders(self.plan) if loaders is None else loaders

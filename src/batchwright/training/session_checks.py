@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -112,6 +113,32 @@ def checked_service(report_to: str | None, run_folder: str | Path | None) -> str
     if not run_folder:
         raise PlanError("report_to= needs run_folder=: what is reported is what stands there")
     return destination(None, report_to)
+
+
+def checked_norm(clip_norm: float | None, plan: Plan) -> float | None:
+    """The largest gradient norm that a session asks for, else that of the plan's job."""
+    if clip_norm is None:
+        return plan.job.clip_norm
+    try:
+        norm = float(clip_norm)
+    except (TypeError, ValueError):
+        norm = math.nan
+    if not norm > 0:  # by a negative one gradients would be turned around
+        raise ArgumentError(
+            f"clip_norm={clip_norm!r} of Session: give a number above 0, or None for that of the "
+            "plan's job"
+        )
+    return norm
+
+
+def checked_rates(learning_rate: str) -> bool:
+    """Whether the optimizer's rates are left alone."""
+    if learning_rate not in ("plan", "mine"):
+        raise ArgumentError(
+            f"learning_rate={learning_rate!r} of Session: give 'plan' or 'mine'; the optimizer is "
+            "built with the rate itself"
+        )
+    return learning_rate == "mine"
 
 
 def checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:

@@ -22,11 +22,13 @@ class FoundCheckpoint:
         path: The file, on a machine that could read it.
         content: Its content.
         problems: Why newer files could not be used, on any machine.
+        last_is_damaged: Whether this worker can read its ``previous.pt`` and not its ``last.pt``.
     """
 
     path: Path
     content: dict[str, Any]
     problems: list[str]
+    last_is_damaged: bool
 
     def tell_problems(self, recorder: Recorder, where: str) -> None:
         """Note, and print on worker 0, that this checkpoint stands in for an unreadable one."""
@@ -69,7 +71,8 @@ def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:
     if any(theirs != newest for theirs, _, _ in everyone):
         content = group.hand_out(content, source)
     assert content is not None  # noqa: S101 - it is the newest, or has just been handed out
-    return FoundCheckpoint(Path(everyone[source][1]), content, problems)
+    last_is_damaged = path is not None and path.stem == PREVIOUS
+    return FoundCheckpoint(Path(everyone[source][1]), content, problems, last_is_damaged)
 
 
 def _read_newest(folder: Path) -> tuple[Path | None, dict[str, Any] | None, list[str]]:

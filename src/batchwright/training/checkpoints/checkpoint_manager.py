@@ -328,6 +328,7 @@ class CheckpointManager:
         state.best_score = self._score_on_disk(state.best_score)
         self._waiting = dict(content["kept"])
         self._writer.saved_steps = state.steps
+        self._writer.last_is_damaged = found.last_is_damaged
         where = f"resumed at epoch {state.epoch + 1} after {counted(state.step, 'step')} of it"
         if len(content["workers"]) != self._group.size:
             where += f", with {counted(self._group.size, 'worker')}"

@@ -27,11 +27,14 @@ class Writer:
 
     Attributes:
         saved_steps: Steps of the run at its latest ``last``.
+        last_is_damaged: Whether ``last.pt`` cannot be read. Then the next one replaces it, and
+            ``previous.pt`` stays.
     """
 
     def __init__(self, folder: Path, job: Job, first: str = LAST) -> None:
         self._folder, self._job, self._first = folder, job, first
         self._saved_at, self.saved_steps = time.perf_counter(), 0
+        self.last_is_damaged = False
         self._lock = Lock()
         self._waiting: dict[str, dict[str, Any]] = {}
         self._at_work = ""  # name of the checkpoint that is being written
@@ -103,9 +106,12 @@ class Writer:
             return
         former = mark = None
         if name == LAST:
-            former, mark = self._folder / f"{PREVIOUS}.pt", self._folder.parent / CHECKPOINTED
+            former = None if self.last_is_damaged else self._folder / f"{PREVIOUS}.pt"
+            mark = self._folder.parent / CHECKPOINTED
         try:
             save_checkpoint(self._folder / f"{name}.pt", content, former=former, mark=mark)
+            if name == LAST:
+                self.last_is_damaged = False
         finally:
             with self._lock:
                 self._at_work = ""

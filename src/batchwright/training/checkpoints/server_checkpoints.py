@@ -71,6 +71,7 @@ class ServerCheckpoints:
         self._recorder.restore(content["run"], where)
         self._coordinator.restore(content["server"], state["steps"], state["best_score"])
         self._writer.saved_steps = state["steps"]
+        self._writer.last_is_damaged = found.last_is_damaged
         found.tell_problems(self._recorder, where)
 
     def refuse_other_plan(self, path: str, text: str) -> None:

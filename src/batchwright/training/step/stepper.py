@@ -106,7 +106,7 @@ class Stepper:
 
     Attributes:
         tally: Summed figures of all workers for the last counted step.
-        updated: Whether that step changed the weights.
+        updated: Whether that step changed the weights, until whoever follows them clears it.
         repeat: Whether the last step must be taken again, because memory ran out or compiling
             failed on some worker.
     """
