@@ -6,7 +6,6 @@ reads this file, too, before it starts the others.
 
 from __future__ import annotations
 
-import functools
 import gc
 import io
 import os
@@ -127,8 +126,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of figures stay empty: to draw them takes most of a report's time."""
-    drawing = "matplotlib.backends.backend_agg.FigureCanvasAgg.print_png"
-    monkeypatch.setattr(drawing, lambda *_, **__: None)
+    drawing = "batchwright.reporting.render.figures"
+    monkeypatch.setattr(f"{drawing}.figure", lambda *_, **__: None)
+    monkeypatch.setattr(f"{drawing}.file_bytes", lambda *_: b"")
 
 
 @pytest.fixture
@@ -191,12 +191,9 @@ def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Runs ``batchwright WORDS`` in this process: exit code, stdout, stderr."""
-    import typer
-
+    import command_line  # noqa: F401 - made once
     from batchwright.cli import commands
 
-    # A process has one command line; to make it again for each takes as long as most commands.
-    monkeypatch.setattr(typer.main, "get_command", _command_line)
     # Most are refused: a process that imports for their workers would take a core from others.
     monkeypatch.setattr("batchwright.workflows.verbs.imported_once", nullcontext)
 
@@ -212,10 +209,3 @@ def command(
         return code, done.out, done.err
 
     return call
-
-
-@functools.cache
-def _command_line(app: object) -> object:
-    from typer.main import get_group
-
-    return get_group(app)

@@ -53,7 +53,7 @@ _NUMBERS = count()
 Server = fork_server._ForkServer
 _SHARED: list[Server] = []
 _COMMANDS = (  # what commands import as they come to it
-    *("batchwright.cli.commands", "batchwright.workflows.verbs", "batchwright.workflows.together"),
+    *("batchwright.workflows.verbs", "batchwright.workflows.together", "command_line"),
     *("batchwright.workflows.sweep.verb", "batchwright.workflows.simulating"),
     *("batchwright.workflows.doctor", "batchwright.workflows.exports", "matplotlib.figure"),
     *("batchwright.reporting.render.figures", "matplotlib.backends.backend_agg", TORCHRUN),
@@ -445,11 +445,11 @@ if __name__ == "__main__":
     if host := os.environ.pop("FORKED_ON", ""):
         _move_to(*host.split())
     if os.environ.get("FORKED_BRIEFLY"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-
+        from batchwright.reporting.render import figures
         from batchwright.workflows import match_rounds
 
-        FigureCanvasAgg.print_png, match_rounds.MAX_TIMES = lambda *_, **__: None, 1
+        figures.figure, figures.file_bytes = lambda *_, **__: None, lambda *_: b""
+        match_rounds.MAX_TIMES = 1
     if program != _SERVER:  # which starts nothing, and holds a lock that goes with it
         _Spare()
     sys.argv = [program, *words]

@@ -699,7 +699,7 @@ def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):
 
 
 @pytest.mark.slow
-def test_planning_and_reporting_run_no_code(command, mine, place):
+def test_planning_and_reporting_run_no_code(command, mine, place, undrawn):
     job = make_profile().job.model_copy(update={"network": "mine:network", "data": "mine:data"})
     code, out, err = command("plan", "-", stdin=make_profile(job=job).model_dump_json())
     assert code == 0, err
@@ -980,7 +980,7 @@ def test_the_doctor_takes_several_interfaces_as_gloo_does(monkeypatch):
         assert ("there is no such interface" in doctor._collectives().problem) is not known
 
 
-def test_a_report_says_once_why_nothing_was_planned_again(command, place, monkeypatch):
+def test_a_report_says_once_why_nothing_was_planned_again(command, place, monkeypatch, undrawn):
     def refused(_):
         raise PlanError("no batch is left")
 
@@ -1023,9 +1023,9 @@ def promised_keys():
 
 
 @pytest.mark.slow
-def test_ones_own_data_and_network_run_from_probe_to_report(command, mine, place):
+def test_ones_own_data_and_network_run_from_probe_to_report(command, mine, place, undrawn):
     words = ["data=mine:data", "network=mine:network", "launch=in-process", "epochs=2"]
-    code, out, err = command("run", *words, "probe.budget=1", "--out", "run", "--json")
+    code, out, err = command("run", *words, "probe.budget=0.3", "--out", "run", "--json")
     assert code == 0, err
     assert all(f"\n{said}" in err for said in ("plan: ", "learning rate: ", "warm-up: "))
     result = json.loads(out)
@@ -1066,11 +1066,11 @@ def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, pl
 
 
 BRIEFLY = ("workers=1", "launch=in-process", "global_batch=128", "precision=float32")
-BRIEFLY += ("probe.budget=1", "probe.learning=0")
+BRIEFLY += ("probe.budget=0.3", "probe.learning=0")
 
 
 @pytest.mark.slow
-def test_a_stop_after_the_last_epoch_says_how_to_go_on(place, monkeypatch):
+def test_a_stop_after_the_last_epoch_says_how_to_go_on(place, monkeypatch, undrawn):
     def stop(*_):
         raise KeyboardInterrupt(signal.SIGTERM)  # as the command's handler does
 
@@ -1095,7 +1095,7 @@ def in_a_shell(line):
 
 
 @pytest.mark.slow
-def test_the_verbs_pipe(place, command):
+def test_the_verbs_pipe(place, command, undrawn):
     job = (*BRIEFLY, "epochs=2")
     _, profile, _ = command("probe", *job)
     _, plan, _ = command("plan", "-", stdin=profile)
@@ -1343,7 +1343,7 @@ def test_a_plan_from_what_such_a_check_found_has_rounds_that_end_together(
 
 @pytest.mark.slow
 def test_a_run_settles_its_two_batch_sizes_before_it_trains(
-    place, dual_plan_of_digits, plan_of_digits, measuring_pairs, monkeypatch
+    place, dual_plan_of_digits, plan_of_digits, measuring_pairs, monkeypatch, undrawn
 ):
     _, profile = plan_of_digits
     job = dual_plan_of_digits.job

@@ -134,11 +134,10 @@ def test_the_prediction_is_judged_after_the_epochs_it_was_made_for() -> None:
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_until_it_reaches_its_target(tmp_path, capfd) -> None:
+def test_a_training_goes_on_until_it_reaches_its_target(tmp_path, capfd, undrawn) -> None:
     """One epoch of digits does not reach 90 %; more do, and a later resume finds it finished."""
-    profile = bw.probe(
-        data="digits", epochs=1, workers=1, launch="in-process", probe={"budget": 2, "learning": 0}
-    )
+    probe = {"budget": 0.3, "learning": 0}
+    profile = bw.probe(data="digits", epochs=1, workers=1, launch="in-process", probe=probe)
     plan = bw.plan(profile, global_batch=64)
     goal = plan.job.goal.model_copy(update={"accuracy": 0.9})
     job = plan.job.model_copy(update={"goal": goal})
