@@ -92,7 +92,12 @@ def run(command: str, folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],  # noqa: S607 - the documents speak to a shell
         cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": forked.with_tests(os.environ),
+            "OMP_NUM_THREADS": "1",
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -593,10 +598,10 @@ def script_of_the_docstring() -> str:
 
 @pytest.mark.slow
 def test_the_example_in_the_packages_docstring_runs(tmp_path, forks):
-    """With a second of measuring, in float32, no trials and one epoch."""
+    """With little measuring, in float32, no trials and one epoch."""
     script = script_of_the_docstring()
     assert all(f"bw.{verb}(" in script for verb in ("probe", "plan", "check", "schedule", "train"))
-    probe = ('{"budget": 5}', '{"budget": 1, "learning": 0}, precision="float32"')
+    probe = ('{"budget": 5}', '{"budget": 0.3, "learning": 0}, precision="float32"')
     for shown, short in (probe, ("epochs=3", "epochs=1")):
         assert shown in script
         script = script.replace(shown, short)
@@ -684,20 +689,19 @@ def entered(command: str, folder: Path, prints: Path) -> str:
     return said + read
 
 
-def shortened(command: str, seconds: int = 1) -> str:
-    """A second of measuring does to see that a command runs; two batches ask for a few more.
+def shortened(command: str) -> str:
+    """A little measuring does to see that a command runs; two batch sizes ask for seconds of it.
 
     They are solved for along measured times, which fall from batch to batch where a machine is busy
     and there was time for few visits.
     """
-    if "dual-batch" in command:
-        seconds = max(seconds, 4)
+    seconds = 4 if "dual-batch" in command else 1 if "hybrid" in command else 0.3
     return re.sub("probe.budget=[0-9]+", f"probe.budget={seconds}", command)
 
 
 def quickly(command: str) -> str:
-    """Measured for a second, without trials."""
-    return asked(command, "probe.budget=1 probe.learning=0")
+    """Hardly measured, and without trials."""
+    return asked(command, "probe.budget=0.3 probe.learning=0")
 
 
 def asked(command: str, keys: str) -> str:
@@ -710,22 +714,22 @@ SMALL = "network=kept_network:network"
 
 
 def briefly(command: str) -> str:
-    """Two epochs do as well, where no schedule needs more; one run is trained to its end.
+    """Two epochs do as well, where no schedule needs more; one run is trained until it has learnt.
 
     That one has the batch it is given: a plan's own, and so the accuracy, follows the machine's
     speed at the moment. The others have no trials, which may take ten seconds, and beside the very
     first command no number formats to compare; data of other kinds are measured with one number of
-    workers; and what trains often has a smaller network: what all of these do is tested where they
-    are made.
+    workers; and where no network is named it is a small one: what all of these do is tested where
+    they are made.
     """
     if command == "batchwright run":
         return shortened(f"{command} probe.learning=0 probe.budget=5 epochs=2")
     if command.endswith("--out runs/digits --explain"):
-        return shortened(f"{command} global_batch=128 workers=2")
+        return shortened(f"{command} global_batch=128 workers=2 epochs=15")
     if "method=hybrid" not in command:
         command = re.sub("epochs=[0-9]+", "epochs=2", command)
-    if re.search("method=(dyn|dual|hyb)|--grid", command):
-        command = re.sub("method=|--grid", rf"{SMALL} \g<0>", command, count=1)
+    if re.search("batchwright (run|sweep) ", command) and not re.search("network=|--rep", command):
+        command = asked(command, SMALL)
     if "--grid" in command and "--seeds" not in command:
         command += " --seeds 1"
     command = re.sub("(probe.budget=)", r"probe.learning=0 \1", command)
@@ -747,7 +751,7 @@ def test_the_commands_of_readme_tutorials_and_cards_run_in_order(followed):
     for name in ("simulated.png", "train.sbatch", "cyclic.png"):  # of tutorials and cards
         assert (folder / name).stat().st_size
     accuracy = json.loads((folder / "runs/digits/summary.json").read_text())["epochs"][-1]
-    assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]  # 98.9 % with this batch
+    assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]  # 99.2 % with this batch
     assert "accuracy" in printed["batchwright run"]
 
 
@@ -756,7 +760,8 @@ def prepared(tmp_path_factory, forks):
     """A folder with what the other pages speak of: a profile, a plan, a run and a loop."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "job.yaml").write_text(
-        "{data: digits, epochs: 2, precision: float32, probe: {kind: cpu, budget: 1, learning: 0}}"
+        "{data: digits, epochs: 2, precision: float32, "
+        "probe: {kind: cpu, budget: 0.3, learning: 0}}"
     )
     (folder / "prices.csv").write_text("kind,price,spot_price,count\ncpu,0.4,0.1,2\n")
     loop = read("examples/classify.py").partition("\nif __name__ ==")[0]

@@ -517,8 +517,9 @@ def test_workers_on_one_gpu_have_equal_parts_of_its_memory(monkeypatch, others, 
 # -------------------------------------------------------------------------------- real processes
 
 # Comparing number formats takes all workers a second and more: a test leaves it open, and asks.
-JOB = ("data=digits", "epochs=2", "probe.budget=1", "probe.learning=0", "precision=float32")
+JOB = ("data=digits", "epochs=2", "probe.budget=0.3", "probe.learning=0", "precision=float32")
 JOB += ("global_batch=128",)
+SERVED = with_keys(JOB[:5], "probe.budget=1")  # two batch sizes are solved for along measured times
 SMALL = "network=held_network:network"
 
 
@@ -636,18 +637,18 @@ def test_torchrun_starts_all_verbs_in_a_row(tmp_path, cache, forks):
 
 @pytest.mark.slow
 def test_tasks_of_srun_probe_plan_check_and_train(start, tmp_path):
-    codes, told = start("probe", *JOB, "--out", "profile.json").end()
+    codes, told = start("probe", *JOB, SMALL, "--out", "profile.json").end()
     assert codes == [0, 0], told
     (link,) = read_record(tmp_path / "profile.json", Profile).links
     assert link.between == "workers of a host"
     codes, told = start("plan", "profile.json", "--out", "plan.json").end()
     assert codes == [0, 0], told
     assert read_record(tmp_path / "plan.json", Plan).workers == 2
-    codes, told = start("check", "plan.json", "--points", 1, "--json").end()
+    codes, told = start("check", "plan.json", SMALL, "--points", 1, "--json").end()
     assert codes == [0, 0], told
     assert told[0][0].startswith("{")
     assert told[1] == ("", "")
-    codes, told = start("train", "plan.json", "--out", "a", says=mpirun).end()
+    codes, told = start("train", "plan.json", SMALL, "--out", "a", says=mpirun).end()
     assert codes == [0, 0], told
     assert told[1] == ("", "")
     assert read_record(tmp_path / "a" / "summary.json", RunSummary).plan.workers == 2
@@ -690,7 +691,8 @@ def test_every_process_runs_some_cells_of_a_sweep(start, tmp_path):
     def says(rank, size):
         return {**srun(rank, size), **({"BATCHWRIGHT_TRACKERS": "nobody"} if rank else {})}
 
-    words = ("sweep", *with_keys(JOB, "epochs=1"), "--grid", "learning_rate=0.05,0.1", "--seeds", 1)
+    job = (*with_keys(JOB, "epochs=1"), SMALL)
+    words = ("sweep", *job, "--grid", "learning_rate=0.05,0.1", "--seeds", 1)
     codes, told = start(*words, "--out", "s", says=says).end()
     assert codes == [1, 1], told
     assert "error: 1 of 2 runs done, 1 failed: " in told[0][1]
@@ -698,7 +700,7 @@ def test_every_process_runs_some_cells_of_a_sweep(start, tmp_path):
     swept = read_record(tmp_path / "s" / "sweep.json", Sweep)
     assert [one.state for one in swept.cells] == ["done", "failed"]
     assert "nobody" in swept.cells[1].error
-    words = ("sweep", "--resume", "--out", "s", "--seeds", 2, "--json")
+    words = ("sweep", "--resume", SMALL, "--out", "s", "--seeds", 2, "--json")
     codes, told = start(*words, says=mpirun).end()
     assert codes == [0, 0], told
     again = Sweep.model_validate_json(told[0][0])
@@ -880,12 +882,8 @@ def test_a_sweep_that_torchrun_starts_again_goes_on(tmp_path, cache, forks):
         "entry()\n"
     )
     words = (
-        "sweep",
-        *with_keys(JOB, "epochs=1"),
-        "--grid",
-        "learning_rate=0.05,0.1",
-        "--seeds",
-        "1",
+        *("sweep", *with_keys(JOB, "epochs=1"), SMALL),
+        *("--grid", "learning_rate=0.05,0.1", "--seeds", "1"),
     )
     done = forked.command(
         *("--standalone", "--nproc-per-node", "2", "--max-restarts", "2"),
@@ -1207,7 +1205,7 @@ import batchwright as bw
 
 if __name__ == "__main__":
     summary = bw.run(data="digits", network="held_network:network", epochs=1, global_batch=128,
-                     probe={"budget": 1, "learning": 0}, run_folder="a")
+                     probe={"budget": 0.3, "learning": 0}, run_folder="a")
     assert summary.plan.workers == 2
     print(len(summary.epochs))
 """
@@ -1242,7 +1240,7 @@ def test_a_script_gets_the_summary_in_every_process(tmp_path, cache, forks):
 @pytest.mark.slow
 def test_processes_of_our_own_when_told_so(start, tmp_path):
     """``launch=local`` under another launcher: the first host's processes, and nobody waits."""
-    codes, told = start("run", *JOB, "launch=local", "workers=1", "--out", "a").end()
+    codes, told = start("run", *JOB, SMALL, "launch=local", "workers=1", "--out", "a").end()
     assert codes == [0, 0], told
     assert (tmp_path / "a" / "logs" / "train" / "0").is_dir()
 
@@ -1278,7 +1276,7 @@ def test_a_mixed_plan_for_other_kinds_is_refused():
 def test_a_mixed_cluster_that_was_planned_is_trained(start, tmp_path):
     """Each kind probed alone, planned together over a stated network, and trained in any order."""
     for kind in ("fast", "slow"):
-        words = ("probe", *JOB[:5], "workers=1", f"probe.kind={kind}")
+        words = ("probe", *JOB[:5], SMALL, "workers=1", f"probe.kind={kind}")
         codes, told = start(*words, "--out", f"{kind}.json", size=1).end()
         assert codes == [0], told
     mixed = plan(
@@ -1294,7 +1292,7 @@ def test_a_mixed_cluster_that_was_planned_is_trained(start, tmp_path):
     def says(rank, size):
         return {**srun(rank, size), "BATCHWRIGHT_KIND": ("slow", "fast")[rank]}
 
-    codes, told = start("train", "plan.json", "--out", "a", says=says).end()
+    codes, told = start("train", "plan.json", SMALL, "--out", "a", says=says).end()
     assert codes == [0, 0], told
     trained = read_record(tmp_path / "a" / "summary.json", RunSummary).plan
     names = [one.kind for one in mixed.kinds]
@@ -1313,7 +1311,7 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path):
     def says(rank, size):
         return {**srun(rank, size), "BATCHWRIGHT_KIND": "aba"[rank]}
 
-    words = ("run", *JOB[:5], SMALL, "method=hybrid", "goal.kinds=prices.csv", "--out", "a")
+    words = ("run", *SERVED, SMALL, "method=hybrid", "goal.kinds=prices.csv", "--out", "a")
     codes, told = start(*words, size=3, says=says).end()
     assert codes == [0, 0, 0], told
     summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
@@ -1328,7 +1326,8 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path):
 @pytest.mark.parametrize("method", ["plain", "dual-batch"])
 def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cache, forks, method):
     """torchrun starts all again; no sample is lost, none is repeated."""
-    words = (*JOB[:1], "epochs=6", *JOB[2:5], SMALL, f"method={method}", "checkpoint_seconds=0.3")
+    job = with_keys(SERVED, "epochs=6")
+    words = (*job, SMALL, f"method={method}", "checkpoint_seconds=0.3")
     hold(tmp_path, "a/checkpoints", 3)  # from the first step on, however few they are
     agent = Forked(
         [
