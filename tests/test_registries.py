@@ -9,13 +9,14 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 import batchwright
+import forked
 from batchwright.errors import JobError
 from batchwright.records import Job, OptimizerName
 from batchwright.records.registries.data_sources import DATA, FUNCTION
@@ -29,16 +30,14 @@ from batchwright.workload.task import import_object
 from test_docs import blocks, read
 
 OTHER_PACKAGE = Path(__file__).parent / "other_package"
-BRIEFLY = ("precision=float32", "probe.budget=1", "probe.learning=0")
+BRIEFLY = ("precision=float32", "probe.budget=0.3", "probe.learning=0")
 
 
-def in_other_process(
-    code: str, *paths: Path, words: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
+def in_other_process(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     """Runs code where another package lies on the path beside its entry points."""
     path = os.pathsep.join(map(str, [*paths, *sys.path]))
     return subprocess.run(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -47,10 +46,19 @@ def in_other_process(
     )
 
 
-def told_by(code: str, *paths: Path, words: Sequence[str] = ()) -> str:
-    done = in_other_process(code, *(paths or (OTHER_PACKAGE,)), words=words)
+def told_by(code: str, *paths: Path) -> str:
+    done = in_other_process(code, *(paths or (OTHER_PACKAGE,)))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def run_beside(package: Path, out: Path, *words: str) -> None:
+    """A run that is started where another package lies, and finds it as what stands there."""
+    path = os.pathsep.join(map(str, [package, *sys.path]))
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    words = ("run", *words, *BRIEFLY, "--out", str(out / "run"))
+    done = forked.command(*words, cwd=package, env=env, prints=out)
+    assert done.returncode == 0, done.stderr
 
 
 REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS, METHODS, TRACKERS)
@@ -203,7 +211,7 @@ def Plates(place, part):
 
 
 @pytest.mark.slow
-def test_the_package_of_the_page_does_all_that_it_says(tmp_path):
+def test_the_package_of_the_page_does_all_that_it_says(tmp_path, forks):
     """What the page takes for granted is imported: an optimizer, a data set, torch.nn."""
     page = read("docs/extending.md")
     taken = {
@@ -221,14 +229,11 @@ def test_the_package_of_the_page_does_all_that_it_says(tmp_path):
     (tmp_path / "page-1.dist-info").mkdir()
     (tmp_path / "page-1.dist-info" / "METADATA").write_text("Name: page\nVersion: 1\n")
     (tmp_path / "page-1.dist-info" / "entry_points.txt").write_text("\n".join(lines))
-    told_by(
-        "from batchwright.cli.commands import main; main()",
+    run_beside(
         tmp_path,
-        words=[
-            *("run", "data=plates:64", "network=tiny", "optimizer=lion", "method=growing"),
-            *("launch=noted", "epochs=2", "global_batch=16", *BRIEFLY),
-            *("--tracker", f"printed:{tmp_path / 'printed'}", "--out", str(tmp_path / "run")),
-        ],
+        tmp_path,
+        *("data=plates:64", "network=tiny", "optimizer=lion", "method=growing", "launch=noted"),
+        *("epochs=2", "global_batch=16", "--tracker", f"printed:{tmp_path / 'printed'}"),
     )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["plan"]["update"], summary["plan"]["job"]["network"]) == ("lion", "tiny")
@@ -239,15 +244,9 @@ def test_the_package_of_the_page_does_all_that_it_says(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_nothing_but_members_of_another_package_ends_in_a_report(tmp_path):
-    told_by(
-        "from batchwright.cli.commands import main; main()",
-        OTHER_PACKAGE,
-        words=[
-            *("run", "data=plates:64", "network=tiny", "optimizer=lion", "workers=2", "epochs=1"),
-            *(*BRIEFLY, "--out", str(tmp_path / "run")),
-        ],
-    )
+def test_a_run_with_nothing_but_members_of_another_package_ends_in_a_report(tmp_path, forks):
+    words = ("data=plates:64", "network=tiny", "optimizer=lion", "workers=2", "epochs=1")
+    run_beside(OTHER_PACKAGE, tmp_path, *words)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["plan"]["update"] == "lion"
     assert (tmp_path / "run" / "report.html").exists()
@@ -287,20 +286,13 @@ def test_what_another_package_adds_cannot_stand_for_ours_and_must_be_a_member(tm
 
 
 @pytest.mark.slow
-def test_a_broken_package_of_others_stops_nobody_who_does_not_name_it(tmp_path):
+def test_a_broken_package_of_others_stops_nobody_who_does_not_name_it(tmp_path, forks):
     (tmp_path / "other-1.dist-info").mkdir()
     (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(
         "[batchwright.optimizers]\nbroken = nowhere:SPEC\n[batchwright.data]\nodd = nowhere:SPEC\n"
     )
-    told_by(
-        "from batchwright.cli.commands import main; main()",
-        tmp_path,
-        words=[
-            *("run", "data=digits", "resolutions=8", "workers=1", "launch=in-process", "epochs=1"),
-            *("optimizer=sgd", "global_batch=64", *BRIEFLY),
-            *("--out", str(tmp_path / "run")),
-        ],
-    )
+    words = ("data=digits", "resolutions=8", "workers=1", "launch=in-process", "epochs=1")
+    run_beside(tmp_path, tmp_path, *words, "optimizer=sgd", "global_batch=64")
     assert (tmp_path / "run" / "summary.json").exists()
     said = "from batchwright.workload.data.sources import open_data; open_data(Job(data='digts'))"
     refused = in_other_process(f"from batchwright.records import Job; {said}", tmp_path)
