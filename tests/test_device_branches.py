@@ -51,7 +51,8 @@ def branches_in(tree: ast.AST, names: tuple[str, ...] = ()) -> Iterator[str]:
 
 def _is_of_cuda(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
-        return node.attr == "is_cuda" or ast.unparse(node.value) == "torch.cuda"
+        of_cuda = getattr(node.value, "attr", "") == "cuda"  # few are: unparsing takes long
+        return node.attr == "is_cuda" or (of_cuda and ast.unparse(node.value) == "torch.cuda")
     return isinstance(node, ast.Constant) and str(node.value).endswith(":nccl")
 
 

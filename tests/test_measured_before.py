@@ -111,7 +111,7 @@ def test_a_run_without_a_plan_measures_nothing_again(tmp_path, monkeypatch, cach
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
     folder, planned = tmp_path / "run", []
     keys = {"data": "digits", "network": "resnet8", "workers": 1, "launch": "in-process"}
-    more = {"precision": "float32", "probe": {"budget": 1, "learning": 0}}
+    more = {"precision": "float32", "probe": {"budget": 0.3, "learning": 0}}
     job = Job(**keys, device="cpu", epochs=1, **more)
     tight = job.model_copy(update={"goal": job.goal.model_copy(update={"deadline": 1e-6})})
     again = f"; `batchwright run --resume --out {folder} KEY=VALUE` plans again with what was"

@@ -251,7 +251,8 @@ def test_an_update_that_takes_longer_than_its_share_of_the_probe_is_timed_once(
 ):
     clock = iter(range(10_000))
     monkeypatch.setattr(update_time, "now", lambda _: each * next(clock))
-    bench = Bench(tiny_job(network="resnet8"), tiny_image_data(), Group(torch.device("cpu")))
+    job = tiny_job(network="kept_network:network")
+    bench = Bench(job, tiny_image_data(), Group(torch.device("cpu")))
     times = update_times(bench, seconds=0.6)
     assert [one.repeats for one in times] == [repeats] * 2
     assert [one.seconds for one in times] == pytest.approx([each] * 2)

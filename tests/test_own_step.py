@@ -21,7 +21,7 @@ from batchwright.probing import commands, own_step
 from batchwright.probing.measure.timing import from_rank_0, on_any_worker
 from far import FAR, far_device
 
-QUICK = {"probe": {"budget": 1}, "epochs": 2}
+QUICK = {"probe": {"budget": 0.3}, "epochs": 2}
 
 
 class Text:

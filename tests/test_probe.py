@@ -65,7 +65,7 @@ def tiny_job(**changes):
         "precision": "float32",
         "loaders": 0,
         "resolutions": (SIDE,),
-        "probe": ProbeSettings(budget=2, steps=3),
+        "probe": ProbeSettings(budget=0.5, steps=3),
     }
     return Job(**{**plain, **changes})
 
@@ -149,7 +149,7 @@ def test_every_visit_and_what_is_made_of_them_is_in_the_profile(importable, tmp_
 
 
 def test_a_kind_of_worker_is_named_in_the_profile(importable, tmp_path):
-    settings = ProbeSettings(budget=1, steps=3, kind="old laptop")
+    settings = ProbeSettings(budget=0.3, steps=3, kind="old laptop")
     assert measured_here(tmp_path, probe=settings).cluster.kind == "old laptop"
 
 
@@ -195,7 +195,7 @@ def test_digits_are_measured_through_the_real_pipeline(tmp_path, monkeypatch):
         launch="in-process",
         precision="float32",
         resolutions=(8, 16),
-        probe=ProbeSettings(budget=2, steps=3),
+        probe=ProbeSettings(budget=2, steps=3, learning=0),
     )
     profile = probe(job, tmp_path)
     assert {point.resolution for point in profile.steps} == {8, 16}

@@ -1036,7 +1036,7 @@ class EvenMachine(Machine):
 def test_level_candidates_are_measured_on_while_there_is_time():
     """Alone, what is certain enough ends a probe; between two that are level it goes on."""
     steady = {"drift": 0.01, "latency": 0.0005, "sample_seconds": 0.002, "planning": 0}
-    keys = {"probe": ProbeSettings(budget=200), "goal": Goal(objective="knee")}
+    keys = {"probe": ProbeSettings(budget=80), "goal": Goal(objective="knee")}
     clear, even = (measured_on(one(**steady), **keys) for one in (Machine, EvenMachine))
     assert any(one.level for one in make_plan(even).considered)
     assert even.probe_seconds > clear.probe_seconds
