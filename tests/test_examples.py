@@ -56,7 +56,7 @@ def test_an_example_of_ones_own_loop_runs_as_its_head_says(name, least, tmp_path
 
 @pytest.mark.slow
 def test_the_example_of_fine_tuning_runs(tmp_path, prints):
-    brief = read("examples/finetune.py").replace('"budget": 3', '"budget": 1, "learning": 0')
+    brief = read("examples/finetune.py").replace('"budget": 3', '"budget": 0.3, "learning": 0')
     (tmp_path / "finetune.py").write_text(brief.replace("epochs=8", "epochs=2"))
     assert "of the held-out images" in entered("python finetune.py", tmp_path, prints)
 
@@ -88,7 +88,7 @@ def test_the_trainers_of_the_page_run(trainer, entry, tmp_path, prints):
     (shown,) = [code for code in found if f"bw.For{trainer.title()}(" in code]
     brief = "max_epochs=1, logger=False, enable_checkpointing=False, accelerator='cpu', "
     shown = shown.replace("devices=2", f"{brief}devices=2")
-    shown = shown.replace('"auto"', '"auto", probe={"budget": 1, "learning": 0}')
+    shown = shown.replace('"auto"', '"auto", probe={"budget": 0.3, "learning": 0}')
     text = read(f"examples/in_{trainer}.py").replace("num_train_epochs=15", "num_train_epochs=1")
     first = "    trainer = lightning" if trainer == "lightning" else "    bw.ForTransformers"
     before, _, rest = text.partition(first)

@@ -131,7 +131,7 @@ def automatic(rank, folder):
             *(accelerator, model, optimizer, loader(4), "auto"),
             loss=loss_of,
             epochs=2,
-            probe={"budget": 1},
+            probe={"budget": 0.3},
             micro_batch=16,
         )
         alike(before, list(plain.parameters()))
@@ -338,7 +338,7 @@ def test_a_state_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, alone
 def test_a_model_with_its_loss_is_probed_planned_and_trained(tmp_path):
     accelerator, plain, model, optimizer = opened()
     weights = [p.detach().clone() for p in plain.parameters()]
-    how = {"probe": {"budget": 1}, "epochs": 2}
+    how = {"probe": {"budget": 0.3}, "epochs": 2}
     profile = bw.ForAccelerate.probe(accelerator, model, optimizer, loader(), loss_of, **how)
     alike([p.detach() for p in plain.parameters()], weights)
     plan = bw.plan(profile, global_batch=32, micro_batch=16)

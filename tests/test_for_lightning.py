@@ -259,7 +259,7 @@ def planned(rank, workers):
     from lightning_parts import Module, trainer
 
     module = Module()
-    callback = bw.ForLightning("auto", probe={"budget": 1}, micro_batch=16)
+    callback = bw.ForLightning("auto", probe={"budget": 0.3}, micro_batch=16)
     try:
         made = trainer(workers, callback, max_epochs=1)
         made.fit(module, loader())
@@ -331,7 +331,7 @@ def test_a_module_is_probed_without_a_trainer_and_left_as_it_was():
 
     module = Module()
     weights = [p.detach().clone() for p in module.parameters()]
-    profile = bw.ForLightning.probe(module, loader(), probe={"budget": 1})
+    profile = bw.ForLightning.probe(module, loader(), probe={"budget": 0.3})
     alike([p.detach() for p in module.parameters()], weights)
     assert (profile.job.base_batch, profile.job.learning_rate) == (BATCH, 0.2)
     assert bw.plan(profile, epochs=2, global_batch=32).stages[0].global_batch_size == 32
@@ -483,7 +483,7 @@ def test_a_batch_sampler_of_pytorch_is_taken_over(capsys):
 def test_a_probe_takes_the_batch_of_a_batch_sampler_and_refuses_other_loaders():
     from lightning_parts import Module
 
-    made = bw.ForLightning.probe(Module(), by_batch_sampler(RandomSampler), probe={"budget": 1})
+    made = bw.ForLightning.probe(Module(), by_batch_sampler(RandomSampler), probe={"budget": 0.3})
     assert made.job.base_batch == BATCH
     with pytest.raises(PlanError, match="class Halved has __iter__"):
         bw.ForLightning.probe(Module(), Halved(data(), BATCH))

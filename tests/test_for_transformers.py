@@ -317,7 +317,7 @@ def refused_with(rank, folder, how):
 def planned(rank, folder):
     try:
         trainer = trainer_of(folder, num_train_epochs=1)
-        follow = bw.ForTransformers(trainer, "auto", probe={"budget": 1}, micro_batch=16)
+        follow = bw.ForTransformers(trainer, "auto", probe={"budget": 0.3}, micro_batch=16)
         trainer.train()
         rate = trainer.optimizer.param_groups[0]["lr"]
         taken = trainer.state.global_step, len(follow.sampler) // follow.sampler.passes

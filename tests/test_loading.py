@@ -76,7 +76,7 @@ def network(num_classes):
 """
 RUN = (
     'bw.run(data="my_own:pictures", network="my_own:network", launch="in-process", workers=1, '
-    'global_batch=16, epochs=1, precision="float32", probe={"budget": 1}, run_folder="run")\n'
+    'global_batch=16, epochs=1, precision="float32", probe={"budget": 0.3}, run_folder="run")\n'
     'print("trained")\n'
 )
 FILES = """
@@ -192,7 +192,7 @@ def test_a_job_with_data_of_the_users_trains_where_loaders_are_not_forked(tmp_pa
     command = "from batchwright.cli.commands import main; main()"
     job = "data=my_own:pictures network=my_own:network workers=1 global_batch=16 epochs=1 "
     job += "precision=float32"
-    words = ("run", *job.split(), "probe.budget=1", "probe.learning=0")
+    words = ("run", *job.split(), "probe.budget=0.3", "probe.learning=0")
     words = ("-c", command, *words, "loaders=1", "--out", "run")
     done = subprocess.run(
         [sys.executable, *words],

@@ -287,7 +287,7 @@ def taught_job(global_batch=32):
     An epoch with one batch can be tried in one length, with either optimizer and at some rates; the
     first trial does not settle the choice.
     """
-    settings = ProbeSettings(budget=2, steps=2, learning=50)
+    settings = ProbeSettings(budget=0.5, steps=2, learning=50)
     how = {"workers": 2, "epochs": 1, "global_batch": global_batch, "probe": settings}
     return job_of(network="probed_networks:Small", goal={"accuracy_tolerance": 0.0}, **how)
 
@@ -353,7 +353,7 @@ def test_a_run_that_is_stopped_in_its_trials_goes_on(folder, tmp_path):
     held = tmp_path / "held"
     held.write_text("run/profile.json")
     words = [code, "workers=2", "device=cpu", "precision=float32", "epochs=1"]
-    words += ["probe.budget=2", "probe.steps=2", "probe.learning=50", "global_batch=32"]
+    words += ["probe.budget=0.5", "probe.steps=2", "probe.learning=50", "global_batch=32"]
     words += ["goal.accuracy_tolerance=0"]
     how = {"cwd": tmp_path, "env": os.environ, "prints": folder}
     process = Forked(["run", *words, "--out", str(run)], **how)

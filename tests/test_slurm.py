@@ -357,7 +357,7 @@ def slurm(whole: Slurm, tmp_path_factory):
 
 
 KEYS = ("data=digits", "launch=slurm", "device=cpu", "workers=2", "nodes=2", "epochs=2")
-PROBE = ("precision=float32", "probe.budget=1", "probe.learning=0")
+PROBE = ("precision=float32", "probe.budget=0.3", "probe.learning=0")
 
 
 NETWORK = "network=held_network:network"  # on each command line, as it is code
