@@ -600,6 +600,7 @@ def as_advised(job, said):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from([60, 500, 1437, 6000]),

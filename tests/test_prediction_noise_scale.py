@@ -24,7 +24,10 @@ def norms(rng, sizes):
     return float(shares @ np.sum(parts**2, axis=1)), float(whole @ whole)
 
 
-@pytest.mark.parametrize("sizes", [(64, 64), (85, 43), (8, 24, 32, 64), (1,) * 128])
+@pytest.mark.parametrize(
+    "sizes",
+    [(64, 64), (85, 43), (8, 24, 32, 64), pytest.param((1,) * 128, marks=pytest.mark.slow)],
+)
 def test_estimates_are_unbiased_for_any_split(sizes):
     rng = np.random.default_rng(0)
     drawn = np.array(

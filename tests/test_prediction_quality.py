@@ -282,6 +282,7 @@ def test_few_runs_leave_the_chance_of_few_images_in_the_accuracys_interval(few):
     assert off(12, 48) < 0.2 * chance
 
 
+@pytest.mark.slow
 def test_one_run_holds_95_of_100_others_that_chance_alone_sets_apart():
     chance, inside, images = random.Random(0), 0, 48
     rights = [sum(chance.random() < 0.58 for _ in range(images)) for _ in range(2000)]

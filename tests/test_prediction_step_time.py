@@ -156,6 +156,7 @@ def test_a_curve_that_is_well_known_goes_on_by_itself():
     assert found == pytest.approx(0.02 + 0.002 * 512, rel=0.1)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.sets(st.sampled_from([2, 4, 8, 12, 16, 32]), min_size=2, max_size=4),

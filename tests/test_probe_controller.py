@@ -1033,6 +1033,7 @@ class EvenMachine(Machine):
         return super().step(command) * (1.9 if command.workers > 1 else 1)
 
 
+@pytest.mark.slow
 def test_level_candidates_are_measured_on_while_there_is_time():
     """Alone, what is certain enough ends a probe; between two that are level it goes on."""
     steady = {"drift": 0.01, "latency": 0.0005, "sample_seconds": 0.002, "planning": 0}
