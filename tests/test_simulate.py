@@ -20,6 +20,7 @@ import batchwright as bw
 from batchwright.algorithms import balancer
 from batchwright.algorithms.checkpointing import daly_interval, expected_seconds, young_interval
 from batchwright.errors import ArgumentError, BatchwrightError, PlanError
+from batchwright.planning.planner import plan_without_profile
 from batchwright.planning.simulation import simulate as simulating
 from batchwright.planning.simulation.cluster import ImaginedCluster, Row
 from batchwright.planning.simulation.failures import Hazards, run_through
@@ -29,7 +30,7 @@ from batchwright.records import Estimate, LinkTime, Plan, Scenario, Simulation, 
 from batchwright.records.documents import read_record
 from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
 from batchwright.workflows.simulating import scenario_of
-from samples import make_job, make_kind_profile, make_plan, make_profile
+from samples import make_data, make_job, make_kind_profile, make_network, make_plan, make_profile
 from servers import make_server_plan
 from test_planned_methods import planned
 
@@ -342,10 +343,23 @@ def test_a_virtual_cluster_is_simulated_as_its_plan_says_whatever_the_host_took(
     keys = {"workers": 2, "global_batch": 64, "epochs": 3, "link": link, "launch": "virtual"}
     plan = bw.plan(make_profile(), virtual=stated, **keys)
     asked = {"speed_spread": 0, "step_spread": 0, "samples": 6400, **FAST}
+    evaluating = []
     for profile in ((), make_profile()):
         (found,) = bw.simulate(plan, profile=profile, **asked).clusters
         step = plan.chosen.step_seconds.value
         assert found.step_seconds.value == pytest.approx(step, rel=0.1)
+        evaluating.append(found.shares.evaluation * found.seconds.value)
+    assert evaluating[0] == pytest.approx(evaluating[1], rel=0.1)
+
+
+def test_a_virtual_plan_without_times_takes_those_of_the_profile():
+    job = make_job(launch="virtual", workers=2, global_batch=64, epochs=3)
+    plan = plan_without_profile(job, make_data(), make_network())
+    asked = {"samples": 6400, **FAST}
+    with pytest.raises(PlanError, match="--profile"):
+        bw.simulate(plan, **asked)
+    (found,) = bw.simulate(plan, profile=make_profile(), **asked).clusters
+    assert found.step_seconds.value > 0
 
 
 def test_without_a_profile_a_cycle_takes_what_its_plan_predicts():

@@ -13,6 +13,7 @@ are first summed inside the hosts: :math:`t_{ring}(g) + t(n / g)`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log, log2, sqrt
@@ -131,10 +132,14 @@ class ImaginedCluster:
             by_kind.setdefault(kind_of(one), one)
         return {kind.name: kind for kind in worker_types_of(list(by_kind.values()), self.plan.job)}
 
-    @property
+    @cached_property
     def _timed(self) -> Mapping[str, WorkerType]:
-        """Kinds of workers whose measured times count; a virtual cluster has its plan's times."""
-        return {} if self.plan.job.launcher.simulated else self._kinds
+        """Kinds of workers whose measured times count; none where a virtual plan has its own."""
+        if self.plan.job.launcher.simulated:
+            with suppress(PlanError):  # a plan that tells no times
+                step_times(self.plan)
+                return {}
+        return self._kinds
 
     def _kind(self, rank: int) -> WorkerType:
         """The kind of a worker of the plan."""
@@ -395,8 +400,9 @@ class ImaginedCluster:
         """Seconds of one evaluation, whose images are split evenly between the workers."""
         images = self.plan.data.val_samples
         if self._kinds:
-            kind = self._kind(0)
-            return -(-images // self.workers) * kind.evaluation_seconds / float(self.relative.min())
+            seconds = -(-images // self.workers) * self._kind(0).evaluation_seconds
+            # Like plans, not by the speeds that a virtual cluster's plan states.
+            return seconds / (min(self.scenario.speeds) if self.scenario.speeds else 1.0)
         chosen = self.plan.chosen
         if chosen is None or chosen.train_seconds is None:
             return 0.0
