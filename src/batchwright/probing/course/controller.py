@@ -39,7 +39,7 @@ GRAPHS = 0.05  # on a GPU
 
 _WAITING = 0.1  # most of the budget to wait while other programs use the machine
 _PAUSE = MIN_SECONDS  # between two looks at the machine's load
-_MEASURED = 0.8  # of the budget: points that were visited for as long are not visited anew
+_MEASURED = 0.5  # of the budget: if timed steps took as long, points are not visited anew
 
 
 class Controller:
@@ -125,7 +125,8 @@ class Controller:
             curve, each = (one.workers, one.resolution), one.step_seconds / one.local_batch_size
             curves.sample_seconds[curve] = min(each, curves.sample_seconds.get(curve, each))
         longer = curves.lengthen(self._likely_epochs(profile))
-        measured = begun.probe_seconds - sum(one.seconds for one in begun.trials)
+        # The rest of the probe, such as the start of workers and compiling, is outside the budget.
+        measured = sum(one.repeats * one.step_seconds for one in begun.steps)
         if not longer or measured >= _MEASURED * curves.budget:
             return profile
         self._trials = profile.trials
