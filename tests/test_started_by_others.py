@@ -500,12 +500,17 @@ def test_two_workers_with_one_gpu_are_refused_with_their_host(monkeypatch, place
 
 @pytest.mark.parametrize(
     ("others", "each"),
-    [([("here", "a"), ("here", "b"), ("there", "a")], 6), ([("here", "b")], 12)],
+    [
+        ([(("here", "a"), 4), (("here", "b"), 9), (("there", "a"), 9)], 8),
+        ([(("here", "b"), 9)], 12),
+    ],
 )
 def test_workers_on_one_gpu_have_equal_parts_of_its_memory(monkeypatch, others, each):
+    """Of 16 bytes each holds 4, so that 12 seem free to each."""
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     monkeypatch.setattr(memory, "identity", lambda device: "a")
     monkeypatch.setattr(memory, "free_memory", lambda device, neighbours: 12)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)
 
     def gather(value):
         return [value, *(others if isinstance(value, tuple) else [20])]

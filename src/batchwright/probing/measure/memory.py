@@ -79,10 +79,13 @@ def memory_of_each(group: Group, neighbours: int) -> int:
         group: The workers.
         neighbours: Number of workers on a machine.
     """
-    here = socket.gethostname(), identity(group.device)
-    on_gpu = group.gather(here).count(here) if here[1] else 1
-    own = max(1, free_memory(group.device, neighbours) // on_gpu)
-    least: int = min(group.gather(own))
+    device = group.device
+    here, free = (socket.gethostname(), identity(device)), free_memory(device, neighbours)
+    if here[1]:  # `free_memory` contains what this process holds, and not what the others do
+        held = torch.cuda.memory_reserved(device)
+        on_gpu = [other for place, other in group.gather((here, held)) if place == here]
+        free = (free - held + sum(on_gpu)) // len(on_gpu)
+    least: int = min(group.gather(max(1, free)))
     return least
 
 
