@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 WORK = """
 import os, signal, sys, time
+from contextlib import suppress
 from pathlib import Path
 from batchwright.errors import DataError, LostWorkerError
 from batchwright.distributed.processes import worker_main
@@ -50,7 +51,11 @@ def work():
     if what == "lost before":  # it tells its own error
         while not Path(os.environ["BATCHWRIGHT_ERRORS"], "rank0.json").exists():
             time.sleep(0.01)
-        time.sleep(1)  # so that the other has ended
+        state = Path("/proc", Path(folder, "pid0").read_text(), "stat")
+        with suppress(OSError):
+            while state.read_text().rpartition(")")[2].split()[0] not in "ZX":
+                time.sleep(0.01)
+        time.sleep(0.5)  # so that the launcher, too, has seen its end
     if rank == 0:
         time.sleep(100)
     while int(os.environ["WORLD_SIZE"]) > 1 and not Path(folder, "pid0").exists():

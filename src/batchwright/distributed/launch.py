@@ -115,9 +115,8 @@ class AllTogether(Supervisor):
         codes = self._children.failures()
         if not codes:
             return running
-        if self._cause_is_missing(codes):
-            self._children.wait(_CAUSE_SECONDS, self._poll, unless=lambda: bool(self.noted))
-            codes = self._children.failures()
+        self._children.wait(_CAUSE_SECONDS, self._poll, unless=self._cause_is_known)
+        codes = self._children.failures()
         self._end(_LAST_SECONDS)
         if self.noted:
             return False
@@ -129,13 +128,16 @@ class AllTogether(Supervisor):
         self._start()
         return True
 
-    def _cause_is_missing(self, codes: Mapping[int, int]) -> bool:
-        """Whether those that have ended tell of the loss of another alone.
+    def _cause_is_known(self) -> bool:
+        """Whether it is known why the workers end.
 
-        That one has closed its connections, and tells its error just after, unless it is ended.
+        If all reports are secondary and nobody was killed, the worker behind them may be about to
+        report its own error: it closes its connections first.
         """
         told = reports_in(self._folder)
-        return bool(told) and all(one["secondary"] for one in told) and not killed(codes)
+        codes = self._children.failures()
+        own = not told or any(not one["secondary"] for one in told)
+        return bool(self.noted or own or killed(codes))
 
     def _stop(self) -> None:
         if self._children.running():
