@@ -291,6 +291,21 @@ def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def test_a_tracker_that_had_all_lines_as_the_disk_was_full_learns_how_the_run_ended(
+    run, kept, monkeypatch
+):
+    one = TrackerFeed(run, kept, State(run))
+    with monkeypatch.context() as patch:
+        patch.setattr(Kept, "flush", lambda _: patch.setattr(Path, "replace", full))
+        one.turn()
+    assert ("cannot write" in one.problem, one.left) == (True, 0)
+    one.hurry()
+    one.turn()
+    one.close("finished")
+    assert (one.problem, places(), len(Kept.runs)) == ("", LOSSES, 1)
+    assert Kept.ends == ["finished"]
+
+
 def test_a_folder_that_was_renamed_is_the_same_run(run, kept):
     TrackerFeed(run, kept, State(run)).turn()
     moved = run.rename(run.with_name("later"))
@@ -342,6 +357,16 @@ def test_all_trackers_are_sent_what_they_lack_though_one_fails(run, kept, monkey
     with pytest.raises(BatchwrightError, match="bad: AttributeError"):
         send_to_trackers(run, ["bad", "kept"], "finished")
     assert (places(), Kept.ends) == (LOSSES, ["finished"])
+
+
+def test_a_tracker_that_fails_as_a_run_is_sent_is_closed_as_one_that_goes_on(
+    run, kept, monkeypatch
+):
+    monkeypatch.setattr(following, "chosen_trackers", lambda _: [kept])
+    monkeypatch.setattr(Kept, "fails", True)
+    with pytest.raises(BatchwrightError, match="no room at all"):
+        send_to_trackers(run, ["kept"], "finished")
+    assert Kept.ends == [""]
 
 
 @pytest.mark.parametrize("place", ["http://me:secret@host:5000", "postgresql://secret@host/runs"])

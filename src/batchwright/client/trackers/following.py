@@ -159,7 +159,7 @@ class TrackerFeed:
         self._folder, self._choice, self._state = folder, choice, state
         self._lines, self._points = Lines(folder / METRICS), Points()
         self._tracker: Tracker | None = None
-        self._failed: Tracker | None = None  # closed when the next one is opened
+        self._failed: Tracker | None = None  # closed when the next one is opened, or at the end
         # Numbers of lines that were logged, and when.
         self._pending = deque[tuple[float, int]]()
         self._backoff, self._due, self.problem = Backoff(), 0.0, ""
@@ -241,13 +241,15 @@ class TrackerFeed:
         self._tracker = resolve_name(self._choice.spec.open)(self._choice.place, run)
 
     def close(self, outcome: str) -> None:
-        """Close the tracker: the run has ended with ``outcome``."""
-        if self._tracker is not None:
+        """Close the tracker: the run has ended with ``outcome``. An earlier problem stays."""
+        tracker = self._tracker or self._failed  # the failed one may have had all lines
+        if tracker is not None:
             try:
-                self._tracker.close(outcome)
+                tracker.close(outcome)
                 self._note(float("inf"))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-                self._fail(error)
+                if not self.problem:
+                    self._fail(error)
 
     @property
     def left(self) -> int:
@@ -447,8 +449,7 @@ def send_to_trackers(folder: Path, words: Iterable[str], outcome: str) -> dict[s
         for feed in feeds:
             while feed.turn():
                 pass
-            if not feed.problem:
-                feed.close(outcome)
+            feed.close("" if feed.problem else outcome)
         if problems := [feed.problem for feed in feeds if feed.problem]:
             raise BatchwrightError("; ".join(problems))
         return {feed.word: state.lines.get(feed.word, 0) for feed in feeds}
