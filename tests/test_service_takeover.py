@@ -144,7 +144,7 @@ def test_a_service_with_too_little_room_is_told_of_once_and_holds_nothing_up(
     hold.unlink()
     thread.join(SECONDS)
     assert state(kept, job).state == "done"
-    told = [line.split()[3] for line in one.told if "are free for this job" in line]
+    told = [line.split()[3] for line in one.told if "are free for it at the service" in line]
     assert {"plan.json", "metrics.jsonl", "summary.json"} <= {*told}
     assert "last.pt" not in told  # of no use without its records
     assert len(told) == len(set(told))
@@ -252,8 +252,8 @@ def test_a_file_for_which_there_is_no_room_is_not_sent_at_all(kept, waiting, bri
     """The service would refuse it, too, and most of it would be sent before."""
     files, _, told = brings
 
-    def limit(most):
-        limits = kept.settings.limits.model_copy(update={"artifact_bytes_per_job": most})
+    def limit(most):  # of all jobs
+        limits = kept.settings.limits.model_copy(update={"artifact_bytes": most})
         kept.store.artifacts._settings = kept.settings.model_copy(update={"limits": limits})
 
     put, sent = files._files.put, []
@@ -263,8 +263,8 @@ def test_a_file_for_which_there_is_no_room_is_not_sent_at_all(kept, waiting, bri
         files._send_files(("last.pt",))
     assert sent == []
     assert told == [
-        f"a job: {ADDRESS}: last.pt has 7 bytes, and 6 bytes are free for this job: delete "
-        "artifacts that nobody needs, or have the limit raised"
+        f"a job: {ADDRESS}: last.pt has 7 bytes, and 6 bytes are free for it at the "
+        "service: delete artifacts that nobody needs, or have the limit raised"
     ]
     limit(7)
     files._send_files(("last.pt",))

@@ -405,8 +405,8 @@ class RunFiles:
         room = listed.room + former
         if listed.kept and size > room:
             raise ServiceError(
-                f"{self._url}: {name} has {in_words(size)}, and {in_words(room)} are free "
-                "for this job: delete artifacts that nobody needs, or have the limit raised",
+                f"{self._url}: {name} has {in_words(size)}, and {in_words(room)} are free for it "
+                "at the service: delete artifacts that nobody needs, or have the limit raised",
                 status=_NO_ROOM,
             )
 
