@@ -258,13 +258,14 @@ def test_a_job_and_all_of_them_have_so_much_room(service, tmp_path):
     assert kept.get("read", f"/v1/jobs/{two.job.id}/artifacts").json()["room"] == 0
 
 
-def test_an_upload_that_a_killed_service_left_takes_no_room(service, tmp_path):
+@pytest.mark.parametrize("name", ["last.pt", "best.pt"])
+def test_an_upload_that_a_killed_service_left_takes_no_room(service, tmp_path, name):
     limits = {"artifact_bytes_per_job": 60}
     kept = restarted(service, artifacts=str(tmp_path / "artifacts"), limits=limits)
     lease, sha256 = leased(kept), "0" * 64
     kept.store.artifacts.begin(lease.job.id, "last.pt", lease.key, size=50, sha256=sha256)
     assert kept.get("read", f"/v1/jobs/{lease.job.id}/artifacts").json()["room"] == 60
-    assert bring(kept, lease, "last.pt", b"x" * 60).status_code == 200
+    assert bring(kept, lease, name, b"x" * 60).status_code == 200
 
 
 @pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EIO, 503)])
@@ -444,18 +445,26 @@ def test_what_a_killed_service_left_on_its_way_is_removed(kept):
     assert objects_in(kept) == []
 
 
-def test_of_two_that_come_at_once_the_later_one_counts(kept):
-    lease = leased(kept)
-    bring(kept, lease, "last.pt", b"old")
+@pytest.mark.parametrize("name", ["last.pt", "best.pt"])
+def test_of_two_that_come_at_once_the_later_one_counts(kept, name):
+    lease, other = leased(kept), leased(kept, "two")
+    bring(kept, lease, name, b"old")
 
     def slowly():
         yield b"fir"
-        assert bring(kept, lease, "last.pt", b"second").status_code == 200
+        assert bring(kept, lease, name, b"second").status_code == 200
         yield b"st"
 
-    assert bring(kept, lease, "last.pt", b"first", sent=slowly()).status_code == 409
-    assert fetched(kept, lease, "last.pt").content == b"second"
-    assert len(objects_in(kept)) == 1
+    def beside():
+        yield b"fir"
+        assert bring(kept, lease, "last.pt", b"first", sent=slowly()).status_code == 409
+        yield b"st"
+
+    # Another job's upload goes on.
+    assert bring(kept, other, "last.pt", b"first", sent=beside()).status_code == 200
+    assert fetched(kept, lease, name).content == b"second"
+    assert names_in(kept, lease.job.id) == [name]
+    assert len(objects_in(kept)) == 2
 
 
 def test_one_that_comes_after_its_row_was_removed_leaves_no_object(keeping):

@@ -93,9 +93,8 @@ class Artifacts(Part):
             wanted = select(artifacts).where(artifacts.c.job_id == job, artifacts.c.state == KEPT)
             rows = connection.execute(wanted.order_by(artifacts.c.name)).mappings()
             infos = tuple(_info(row) for row in rows)
-            # An agent that asks sends nothing meanwhile: the service was killed during its uploads.
-            left = and_(artifacts.c.job_id == job, _IS_COMING)
-            room, _ = self._room(connection, job, not_(left))
+            # As the next upload finds it: `begin` gives up those in progress.
+            room, _ = self._room(connection, job, not_(_coming(job)))
             return JobArtifacts(kept=self.kept, room=room, artifacts=infos)
 
     def find(self, job: str, name: ArtifactName) -> tuple[str, ArtifactInfo]:
@@ -133,7 +132,10 @@ class Artifacts(Part):
             _refuse_old_lease(connection, job, key)
 
     def begin(self, job: str, name: ArtifactName, key: str, *, size: int, sha256: str) -> Upload:
-        """Begin an upload; another upload of this name in progress is given up.
+        """Begin an upload; another upload of this job in progress is given up.
+
+        An agent sends one file at a time, so of the other upload it has lost the connection, or a
+        killed service left it.
 
         Args:
             job: Identifier of the job.
@@ -147,12 +149,11 @@ class Artifacts(Part):
             NoRoom: The file is larger than what is free for this job, or in all.
         """
         upload = Upload(str(uuid.uuid4()), job, name, key)
-        same = and_(artifacts.c.job_id == job, artifacts.c.name == name)
         with self._database.writing() as connection:
             _refuse_old_lease(connection, job, key, lock=True)
-            connection.execute(update(artifacts).where(same, _IS_COMING).values(state=GONE))
+            connection.execute(update(artifacts).where(_coming(job)).values(state=GONE))
             lock_for_insert(connection, artifacts)
-            room, why = self._room(connection, job, not_(same))
+            room, why = self._room(connection, job, not_(self._newest(job, name)))
             if size > room:
                 raise NoRoom(
                     f"{name} has {in_words(size)}, and {in_words(room)} are free {why}: delete "
@@ -175,7 +176,7 @@ class Artifacts(Part):
         """Make an upload whose file is whole the job's newest artifact of its name.
 
         Raises:
-            Conflict: The lease is not the job's newest any more, or a newer upload has begun.
+            Conflict: The lease is not the job's newest any more, or a later upload has begun.
         """
         this = and_(artifacts.c.id == upload.id, _IS_COMING)
         with self._database.writing() as connection:
@@ -185,7 +186,7 @@ class Artifacts(Part):
             kept = update(artifacts).where(this).values(state=KEPT, created=self._clock())
             row = connection.execute(kept.returning(artifacts)).mappings().one_or_none()
             if row is None:
-                raise Conflict(f"a newer {upload.name} is on its way, or the job was removed")
+                raise Conflict("a later upload of this job has begun, or the job was removed")
             return _info(row)
 
     def give_up(self, upload: Upload) -> None:
@@ -258,6 +259,11 @@ class Artifacts(Part):
 
 
 _IS_COMING = artifacts.c.state == COMING
+
+
+def _coming(job: str) -> ColumnElement[bool]:
+    """Condition: an upload of a job in progress."""
+    return and_(artifacts.c.job_id == job, _IS_COMING)
 
 
 def _refuse_old_lease(connection: Connection, job: str, key: str, *, lock: bool = False) -> None:
