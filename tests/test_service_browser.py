@@ -145,6 +145,12 @@ def test_the_planner_answers_while_one_types(tmp_path, monkeypatch):
         page.get_by_role("link", name="Download plan.json").wait_for()
         assert page.get_by_label("Deadline").get_attribute("aria-invalid") is None
         assert page.locator("#f-goal\\.deadline").evaluate("e => e === document.activeElement")
+        page.get_by_text("More options").click()
+        page.locator("#f-keys").fill("zzz=1")
+        page.locator("#e-keys code", has_text="docs/job.md").wait_for()
+        page.locator("#f-keys").fill("")
+        page.locator("#e-keys").wait_for(state="hidden")
+        assert page.locator("#e-keys").inner_html() == ""
         assert violations(page) == []
         assert page.complaints == []
 

@@ -232,7 +232,8 @@ def _lines(text: str) -> Markup:
 
 def _prose(text: str) -> Markup:
     """Sentences in which what stands in backticks is code, also where the text was cut within."""
-    return drawn(prose(f"{text}`" if text.count("`") % 2 else text))
+    cut = text.endswith("...") and text.count("`") % 2  # Bash quotes `like this', too
+    return drawn(prose(f"{text}`" if cut else text))
 
 
 def time_element(at: float) -> Markup:

@@ -276,12 +276,10 @@
 
     complain(told) {
       const wrong = new Map();
-      for (const one of told.querySelectorAll("[data-wrong]")) {
-        wrong.set(one.dataset.wrong, one.textContent);
-      }
+      for (const one of told.querySelectorAll("[data-wrong]")) wrong.set(one.dataset.wrong, one);
       for (const place of this.form.querySelectorAll("[data-error-of]")) {
-        const words = wrong.get(place.dataset.errorOf) ?? "";
-        if (place.textContent !== words) place.textContent = words;
+        const words = wrong.get(place.dataset.errorOf);
+        changeChildren(place, words ?? new DocumentFragment());
         place.hidden = !words;
         const field = this.form.elements.namedItem(place.dataset.errorOf);
         if (!(field instanceof Element)) continue;
