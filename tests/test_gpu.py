@@ -729,6 +729,7 @@ def _free_memory_is_all_but_what_others_hold():
 
 
 @reaches(
+    "probing.measure.memory:memory_of_each",
     "probing.measure.memory:weigh",
     "probing.batches:Batches.hold_images",
     "probing.measure.timing:now",
