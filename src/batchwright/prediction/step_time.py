@@ -197,9 +197,7 @@ class StepTimeModel:
         whole, compute = laws or self._laws_of(workers, resolution)
         if passes == 1:
             return whole.at(local_batch_size)
-        earlier = _earlier_passes(local_batch_size, passes)
-        seconds = whole.at(local_batch_size // passes)
-        return seconds + sum(count * compute.at(size) for size, count in earlier)
+        return _in_passes(whole, compute, local_batch_size, passes)
 
     def computing(
         self, workers: int, resolution: int, local_batch_size: int, passes: int = 1
@@ -213,9 +211,7 @@ class StepTimeModel:
             PlanError: Only one resolution was measured and another is asked for.
         """
         _, compute = self._laws_of(min(workers, self.workers[-1]), resolution)
-        earlier = _earlier_passes(local_batch_size, passes)
-        seconds = compute.at(local_batch_size // passes)
-        return seconds + sum(count * compute.at(size) for size, count in earlier)
+        return _in_passes(compute, compute, local_batch_size, passes)
 
     def predict(
         self, workers: int, resolution: int, local_batch_size: int, passes: int = 1
@@ -458,6 +454,13 @@ def _fit_points(points: tuple[StepTime, ...]) -> _Fitted:
     whole = _fit_all(groups, point_seconds, errors)
     compute = _fit_all(groups, _computing_seconds, errors)
     return _Fitted(drift, drifts, groups, doubtful, errors, whole, compute)
+
+
+def _in_passes(last: _Law, earlier: _Law, local_batch_size: int, passes: int) -> float:
+    """Seconds of a step whose last pass follows one law and whose earlier ones follow another."""
+    seconds = last.at(local_batch_size // passes)
+    parts = _earlier_passes(local_batch_size, passes)
+    return seconds + sum(count * earlier.at(size) for size, count in parts)
 
 
 def _earlier_passes(local_batch_size: int, passes: int) -> list[tuple[int, int]]:
