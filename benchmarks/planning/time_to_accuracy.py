@@ -87,8 +87,8 @@ BENCHMARK = Benchmark(
     "Plain script: a PyTorch loop written by hand or Lightning, whichever is better, each with its "
     "best number of loader processes and SGD at the best of three or more rates. `batchwright run` "
     "gets the script's last accuracy as `goal.accuracy`; its seconds include start, decoding, "
-    "probe and trials. Ratios are geometric means over tasks and seeds, their spread is the range over the "
-    "seeds; errors are |predicted - measured| / measured, their spread is the quartiles",
+    "probe and trials. Ratios are geometric means over tasks and seeds, their spread is the range "
+    "over the seeds; errors are |predicted - measured| / measured, their spread is the quartiles",
     (
         Figure("time_to_accuracy_all", "ratio", "mean", "seconds to the same accuracy, plain "
                "script over `batchwright run`; tasks that take the script some ten minutes",
