@@ -13,6 +13,8 @@ import pytest
 from batchwright.planning.measurements import machine
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
+from batchwright.prediction.drift import least_share
+from batchwright.prediction.step_time import fit_step_time
 from batchwright.probing.commands import Point
 from batchwright.probing.course.controller import Controller
 from batchwright.probing.visiting import Visitor
@@ -21,7 +23,7 @@ from batchwright.records.text.load_text import BUSY_SHARE, busy_warning, load_wo
 from batchwright.reporting.pages.page import profile_facts
 from batchwright.workload import load as load_module
 from batchwright.workload.load import LoadWatch, Reading, load_between, read_load
-from samples import make_cluster, make_job, make_profile
+from samples import make_cluster, make_job, make_profile, make_step
 from test_probe_controller import Machine
 
 ME, WORKER, LOADER, OTHER, KERNEL, DISPLAY = 10, 11, 12, 20, 2, 13
@@ -257,6 +259,81 @@ def test_one_thread_is_advised_where_several_wait_beside_others(workers, load, c
     assert ("probe again while it is quiet, or with BATCHWRIGHT_THREADS=1" in told.why) is helps
 
 
+# ------------------------------------------------------------------------ intervals beside others
+
+
+def interval_of(plan):
+    return plan.stages[0].predicted_epoch_seconds
+
+
+def test_a_quiet_machine_plans_as_if_its_load_were_not_known():
+    plan = make_plan(make_profile())
+    for load in (make_load(), make_load(least_share=0.4)):  # a moment beside a short program
+        assert make_plan(make_profile(load=load)).model_dump_json() == plan.model_dump_json()
+
+
+def test_intervals_reach_what_a_worker_takes_with_the_least_share_of_its_cores_and_with_all():
+    quiet = make_plan(make_profile())
+    for least, load in (
+        (0.5, make_load(others=0.9, idle=0.1, least_share=0.5)),
+        (0.85, make_load(others=0.9, idle=0.1)),  # of older profiles the mean: 1.7 of 2 cores
+        (0.1, make_load(others=0.9, idle=0.1, least_share=0.0)),
+    ):
+        profile = make_profile(load=load)
+        assert least_share(profile) == pytest.approx(least)
+        plan = make_plan(profile)
+        narrow, wide = interval_of(quiet), interval_of(plan)
+        assert wide.value == narrow.value
+        assert wide.high >= max(narrow.high, wide.value / least)
+        assert wide.low <= min(narrow.low, wide.value * least)
+        assert plan.stages[0].local_batch_sizes == quiet.stages[0].local_batch_sizes
+        assert f"had {100 * least:.0f} % of its cores" in plan.reasons[0].why
+        assert "more than the intervals say" not in plan.reasons[0].why
+
+
+def test_a_scatter_that_others_explain_already_does_not_count_twice():
+    points = [make_step(1, batch) for batch in (16, 32, 64)]
+    scattered = [
+        one.model_copy(update={"visits": tuple(k * one.step_seconds for k in (0.5, 1, 1, 2))})
+        for one in points
+    ]
+    with_load, without = (
+        fit_step_time(scattered, least_share=share).predict(1, 32, 32) for share in (0.8, 1.0)
+    )
+    assert with_load == without
+    assert fit_step_time(points, least_share=0.8).predict(1, 32, 32).high > without.value / 0.8
+
+
+@pytest.mark.parametrize(
+    ("load", "cluster"), [({"others": 0.9}, {"device": "cuda"}), ({"scatter": 0.9}, {})]
+)
+def test_what_no_share_of_cores_tells_may_be_off_by_more_than_the_intervals_say(load, cluster):
+    profile = make_profile(load=make_load(**load, idle=0.1), cluster=make_cluster(**cluster))
+    assert least_share(profile) == 1
+    (told,) = machine([profile], 1)
+    assert "more than the intervals say" in told.why
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({"others": 0.0}, 1.0),
+        ({"ours": 0.6, "others": 0.7}, 0.6 / 1.3),  # ours wait for each other, a core is idle
+        ({"ours": 1.0, "others": 0.8, "stolen": 0.2}, 0.5),
+        ({"ours": 1.9, "others": 40.0}, 0.95),  # the machine has more cores than we may use
+        ({"ours": 0.0, "others": 0.0}, 1.0),
+    ],
+)
+def test_the_share_is_that_of_the_cores_in_use_of_those_that_we_may_use(changes, share):
+    assert make_load(**changes).share == pytest.approx(share)
+
+
+def test_merged_profiles_have_the_least_share_of_all():
+    loads = [make_load(others=0.9, idle=0.1, least_share=least) for least in (0.7, 0.5, None)]
+    (merged,) = merge_profiles([make_profile(load=load) for load in loads])
+    assert merged.load.least_share == 0.5
+
+
 # ----------------------------------------------------------------------------------- what is done
 
 
@@ -310,6 +387,7 @@ def test_points_measured_beside_others_are_measured_again_and_only_that_counts()
         alone = 0.004 + 0.0005 * one.local_batch_size
         assert one.step_seconds == pytest.approx(alone, rel=0.15)
     assert "other programs used" in load_words(profile.load)
+    assert profile.load.least_share == pytest.approx(1.2 / 2)  # of a second beside them
 
 
 def test_work_that_goes_on_is_measured_and_told_within_the_budget():
@@ -325,6 +403,7 @@ def test_work_that_goes_on_is_measured_and_told_within_the_budget():
 def test_alone_nothing_is_told_and_nobody_waits():
     profile = measured_on(SharedMachine(drift=0.02))
     assert load_words(profile.load) == ""
+    assert profile.load.least_share is None
     plain = measured_on(SharedMachine(drift=0.02))
     assert plain.steps == profile.steps
 
@@ -358,6 +437,7 @@ def test_idle_cores_do_not_hide_others_while_nobody_measures():
         watch = LoadWatch(lambda given=given: next(given), lambda: 2.0)
         visitor = Visitor(make_job(), Machine(), 1, lambda what: None, watch)
         assert visitor.is_disturbed(waiting=waiting) == waiting
+        assert visitor._shares == []  # neither an idle machine nor waiting tells one
 
 
 def test_quiet_visits_replace_disturbed_ones():

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain, islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
 
+from benchmarks.harness import loads  # noqa: E402
 from benchmarks.harness.loads import Burner, Slowdown, children, pin  # noqa: E402
 
 SECONDS = 300  # until something that should happen is missed
@@ -157,3 +160,34 @@ def test_a_slowdown_comes_after_the_last_gradient() -> None:
 def test_a_slowdown_does_not_speed_up() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Slowdown(nn.Linear(1, 1), 0.5)
+
+
+def test_a_burner_with_a_seed_comes_and_goes_the_same_way_every_time(monkeypatch) -> None:
+    def burned(seed: int) -> list[float]:
+        """Seconds of the first ten stretches, of burning and of resting in turns."""
+        now, marks = [0.0], [0.0]
+
+        def monotonic() -> float:
+            now[0] += 0.01
+            return now[0]
+
+        def rest(seconds: float) -> None:
+            marks.append(now[0])
+            now[0] += seconds
+            marks.append(now[0])
+            if len(marks) > 10:
+                raise KeyboardInterrupt
+
+        clock = SimpleNamespace(monotonic=monotonic, sleep=rest)
+        monkeypatch.setattr(loads, "time", clock)
+        with pytest.raises(KeyboardInterrupt):
+            loads._burn(CORE, 1.0, seed)
+        return [after - before for before, after in pairwise(marks)]
+
+    for name in ("die_with_parent", "pin"):
+        monkeypatch.setattr(loads, name, lambda _: None)
+    found = burned(0)
+    assert found == burned(0) != burned(1)
+    drawn = chain.from_iterable(islice(loads.stretches(0), 5))
+    assert found == pytest.approx(list(drawn), abs=0.1)
+    assert all(2 <= one <= 20.1 for one in found)

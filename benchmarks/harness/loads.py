@@ -3,19 +3,22 @@
     with Burner(core=1):
         ...  # whatever is pinned to core 1 runs at half its speed
 
-`python -m benchmarks.harness.loads CORE [SHARE]` burns until it is ended. `Slowdown` is for more
-workers than a machine has cores.
+`python -m benchmarks.harness.loads CORE SHARE [SEED]` burns until it is ended. `Slowdown` is for
+more workers than a machine has cores.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import repeat
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +26,7 @@ from batchwright.distributed.processes import die_with_parent
 
 STARTER = "BATCHWRIGHT_BURNER_STARTER"  # environment variable: the process that a burner dies with
 PERIOD_SECONDS = 0.02  # in which a burner with a share below 1 burns once and rests once
+STRETCH_SECONDS = 2.0, 20.0  # of burning, and of resting, of a burner that comes and goes
 
 
 def pin(core: int) -> None:
@@ -43,15 +47,16 @@ class Burner:
     Args:
         core: The core that it is pinned to.
         share: Share of the time in which it wants to run; 1: it never rests.
+        seed: Seed of `stretches`, in which it comes and goes; `None`: it stays.
 
     Raises:
         ValueError: The share is not in (0, 1].
     """
 
-    def __init__(self, core: int, share: float = 1.0) -> None:
+    def __init__(self, core: int, share: float = 1.0, seed: int | None = None) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"share={share}: a burner wants more than 0 and at most 1 of a core")
-        self.core, self.share = core, share
+        self.core, self.share, self.seed = core, share, seed
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -69,8 +74,9 @@ class Burner:
         if self._process is not None:
             raise RuntimeError(f"core {self.core} is burning already")
         root = str(Path(__file__).parent.parent.parent)
+        words = [str(one) for one in (self.core, self.share, self.seed) if one is not None]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.harness.loads", str(self.core), str(self.share)],
+            [sys.executable, "-m", "benchmarks.harness.loads", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             cwd=root,  # benchmarks are not installed
@@ -175,17 +181,27 @@ def until(done: Callable[[], bool], seconds: float, *, every: float = 0.02) -> b
     return found
 
 
-def _burn(core: int, share: float) -> None:
+def stretches(seed: int) -> Iterator[tuple[float, float]]:
+    """Seconds of burning and then of resting, over and over: each 2 to 20 s, all as likely."""
+    draw = random.Random(seed)
+    while True:
+        yield draw.uniform(*STRETCH_SECONDS), draw.uniform(*STRETCH_SECONDS)
+
+
+def _burn(core: int, share: float, seed: int | None) -> None:
     die_with_parent(STARTER)
     pin(core)
     print("burning", flush=True)
-    while True:
-        until = time.monotonic() + share * PERIOD_SECONDS
-        while time.monotonic() < until:
-            pass
-        if share < 1:
-            time.sleep((1 - share) * PERIOD_SECONDS)
+    for burning, resting in repeat((inf, 0.0)) if seed is None else stretches(seed):
+        end = time.monotonic() + burning
+        while time.monotonic() < end:
+            until = time.monotonic() + share * PERIOD_SECONDS
+            while time.monotonic() < until:
+                pass
+            if share < 1:
+                time.sleep((1 - share) * PERIOD_SECONDS)
+        time.sleep(resting)
 
 
 if __name__ == "__main__":
-    _burn(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 1.0)
+    _burn(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]) if sys.argv[3:] else None)

@@ -90,6 +90,16 @@ HEADLINES = (
         "predictions, as above: steps inside the predicted 95 % interval",
     ),
     (
+        "predict",
+        "step_seconds_median_error_beside",
+        "predictions beside a program that comes and goes on one core: error of a step's seconds",
+    ),
+    (
+        "predict",
+        "interval_coverage_beside",
+        "predictions, as above: steps inside the predicted 95 % interval",
+    ),
+    (
         "first_contact",
         "own_data_epoch_error",
         "predictions, a network and images of one's own: error of an epoch's seconds",

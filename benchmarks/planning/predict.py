@@ -10,8 +10,14 @@ measured ones. `batchwright check` chooses 6 of them with --full, 4 with --quick
 workers, resolutions and batches, and measures each twice: once right after the plan, and once after
 all other workloads. The measured value is the mean of both. Their difference relative to it
 (`repeat_error`) shows how steady the machine was. An error is |predicted - measured| / measured;
-the largest error of a step is to be at most 0.10, or twice the largest `repeat_error` where that is
-more.
+the largest error of a step is to be at most 0.10.
+
+Step time beside a load. All of it once more, in the same way, while another program comes and goes
+on the last core: it computes for 2 to 20 s and rests for 2 to 20 s, all as likely, with seed 0
+(`loads.stretches`), during probes and checks alike. A check is hardly longer than such a stretch,
+so a step may be measured beside the program and predicted without it. Goals, set before the first
+run: errors of 0.10 in the median, and 22 of 24 steps inside their intervals. How wide these are has
+no goal there.
 
 Memory is peak bytes of tensors. `memory_worst_under` is (measured - upper end of the interval) /
 measured. For each workload a memory limit of 1.5 times its largest measured peak is set, so that
@@ -32,8 +38,10 @@ five kinds of workers, 30 batches at 5 resolutions each, and 10 to 10,000 worker
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -58,8 +66,10 @@ from batchwright.records import (
     StepTime,
     WorkerKind,
 )
-from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
-from benchmarks.harness.figures import Figure, Value, errors
+from batchwright.records.documents import read_record
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, batchwright, say
+from benchmarks.harness.figures import Figure, errors
+from benchmarks.harness.loads import Burner
 from benchmarks.harness.plans import job_from, made_up_data, opened
 
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small")
@@ -67,7 +77,7 @@ SIDES = {"cifar100": (24, 32), "imagefolder": (64,)}
 FOLDERS = {"cifar100": "cifar-100-python", "imagefolder": "imagenette2-160"}
 BUDGET, POINTS = {False: 20.0, True: 55.0}, {False: 4, True: 6}  # by --full
 EPOCHS = 90  # of the planned training, a usual length on such data
-WORST_GOAL = 0.10
+LAST_CORE, BURNER_SEED = max(os.sched_getaffinity(0)), 0
 PROBE_SHARE, PROBE_SECONDS = 0.02, 60.0
 NEXT_STEP = 1.05
 
@@ -88,7 +98,7 @@ BENCHMARK = Benchmark(
         Figure("step_seconds_median_error", "share", "median", "error of the predicted time of a "
                "step that was not probed, median", at_most=0.05),
         Figure("step_seconds_worst_error", "share", "largest", "error of the predicted time of a "
-               "step that was not probed, largest", at_most=WORST_GOAL),
+               "step that was not probed, largest", at_most=0.10),
         Figure("repeat_error", "share", "largest", "difference between two measurements of the "
                "same step, minutes apart, relative to their mean, largest"),
         Figure("interval_coverage", "share", "share", "share of the steps whose measured time lies "
@@ -96,6 +106,18 @@ BENCHMARK = Benchmark(
                at_least=22 / 24),
         Figure("interval_half_width", "share", "median", "half width of the 95 % interval of a "
                "step's time, relative to the prediction", at_most=0.10),
+        Figure("step_seconds_median_error_beside", "share", "median", "error of the predicted time "
+               "of a step that was not probed, beside a program that comes and goes on one core, "
+               "median", at_most=0.10),
+        Figure("repeat_error_beside", "share", "largest", "difference between two measurements of "
+               "the same step beside such a program, minutes apart, relative to their mean, "
+               "largest"),
+        Figure("interval_coverage_beside", "share", "share", "share of the steps beside such a "
+               "program whose measured time lies in the predicted 95 % interval (half width "
+               "{interval_half_width_beside})", at_least=22 / 24),
+        Figure("interval_half_width_beside", "share", "median", "half width of the 95 % interval "
+               "of a step's time, relative to the prediction, where probes ran beside such a "
+               "program"),
         Figure("memory_median_error", "share", "median",
                "error of the predicted peak memory of tensors, median", at_most=0.03),
         Figure("memory_worst_under", "share", "largest", "excess of the measured peak memory of "
@@ -126,7 +148,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
     found: dict[str, Any] = {f"plan_{n}_workers_seconds": some for n, some in seconds.items()}
     measurements: dict[str, Any] = {"plan_seconds": seconds}
     if arguments.data is not None:
-        more, values = predictions(arguments)
+        more, values = predictions(arguments, folder)
         found, measurements = found | more, measurements | values
         if arguments.full:
             more, values = epochs_to_targets(arguments.data, folder)
@@ -139,44 +161,26 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 @dataclass
 class Workload:
-    """A network on a data set: its job, profile and plan, and the checks made so far."""
+    """A network on a data set: its profile and plan, and the checks made so far."""
 
-    job: Job
     profile: Profile
     plan: Plan
     checks: list[Check]
 
 
-def predictions(arguments: Arguments) -> Found:
-    """Predicted and measured step times and peaks of memory; each is measured twice."""
-    workloads, limits = [], []
-    for kind in SIDES:
-        for network in NETWORKS:
-            say(f"{network} on {kind}: probe")
-            job = job_from(
-                f"network={network} epochs={EPOCHS} device=cpu",
-                data=f"{kind}:{arguments.data / FOLDERS[kind]}",
-                resolutions=SIDES[kind],
-                probe={"budget": BUDGET[arguments.full], "learning": 0},
-            )
-            profile = bw.probe(job)
-            workloads.append(Workload(job, profile, bw.plan(profile), []))
-            _check(workloads[-1], POINTS[arguments.full])
-            limits.append(_limit(profile))
-    for workload in workloads:
-        _check(workload, POINTS[arguments.full])
-    steps = [pair for one in workloads for pair in _paired(one, "step_seconds")]
-    peaks = [pair for one in workloads for pair in _paired(one, "peak_bytes")]
-    repeats = [pair.repeat_error for pair in steps]
-    worst = BENCHMARK["step_seconds_worst_error"].of(
-        [pair.error for pair in steps], goal=max(WORST_GOAL, 2 * max(repeats))
-    )
-    found: dict[str, list[float] | Value] = {
-        "step_seconds_median_error": [pair.error for pair in steps],
-        worst.name: worst,
-        "repeat_error": repeats,
-        "interval_coverage": [float(pair.inside) for pair in steps],
-        "interval_half_width": [pair.half_width for pair in steps],
+def predictions(arguments: Arguments, folder: Path) -> Found:
+    """Predicted and measured step times and peaks of memory, alone and beside a load."""
+    workloads = _measured(arguments, folder)
+    say(f"the same beside a program that comes and goes on core {LAST_CORE}")
+    with Burner(LAST_CORE, seed=BURNER_SEED):
+        beside = _measured(arguments, folder)
+    limits = [_limit(workload.profile) for workload in workloads]
+    steps, steps_beside = (_pairs(some, "step_seconds") for some in (workloads, beside))
+    peaks = _pairs(workloads, "peak_bytes")
+    found: dict[str, list[float]] = {
+        **_found_of_steps(steps),
+        "step_seconds_worst_error": [pair.error for pair in steps],
+        **_found_of_steps(steps_beside, "_beside"),
         "memory_median_error": [pair.error for pair in peaks],
         "memory_worst_under": [pair.under for pair in peaks],
         "memory_next_step": [one["next"] for one in limits],
@@ -185,14 +189,48 @@ def predictions(arguments: Arguments) -> Found:
     }
     return found, {
         "step_seconds": [asdict(pair) for pair in steps],
+        "step_seconds_beside": [asdict(pair) for pair in steps_beside],
         "peak_bytes": [asdict(pair) for pair in peaks],
         "limits": limits,
         "probe_seconds": [workload.profile.probe_seconds for workload in workloads],
+        "loads_beside": [one.profile.load and one.profile.load.model_dump() for one in beside],
     }
 
 
+def _found_of_steps(steps: Sequence[Pair], suffix: str = "") -> dict[str, list[float]]:
+    """The figures that both arms have, by name."""
+    return {
+        f"step_seconds_median_error{suffix}": [pair.error for pair in steps],
+        f"repeat_error{suffix}": [pair.repeat_error for pair in steps],
+        f"interval_coverage{suffix}": [float(pair.inside) for pair in steps],
+        f"interval_half_width{suffix}": [pair.half_width for pair in steps],
+    }
+
+
+def _measured(arguments: Arguments, folder: Path) -> list[Workload]:
+    """Each workload probed, planned and checked; and checked again after all others."""
+    workloads = []
+    for kind, network in product(SIDES, NETWORKS):
+        say(f"{network} on {kind}: probe")
+        words = (
+            *("device=cpu", f"network={network}", f"epochs={EPOCHS}"),
+            f"data={kind}:{arguments.data / FOLDERS[kind]}",
+            f"resolutions={','.join(map(str, SIDES[kind]))}",
+            *(f"probe.budget={BUDGET[arguments.full]}", "probe.learning=0"),
+        )
+        # A process of its own, as for it the burner, which this process has started, is another's.
+        batchwright("probe", *words, "--out", folder / "profile.json")
+        profile = read_record(folder / "profile.json", Profile)
+        workloads.append(Workload(profile, bw.plan(profile), []))
+        _check(workloads[-1], POINTS[arguments.full])
+    for workload in workloads:
+        _check(workload, POINTS[arguments.full])
+    return workloads
+
+
 def _check(workload: Workload, points: int) -> None:
-    say(f"{workload.job.network} on {workload.job.data.partition(':')[0]}: check")
+    job = workload.profile.job
+    say(f"{job.network} on {job.data.partition(':')[0]}: check")
     workload.checks.append(bw.check(workload.plan, points=points))
 
 
@@ -241,6 +279,10 @@ class Pair:
     def under(self) -> float:
         """(measured - upper end of the interval) / measured; negative below that end."""
         return (self.measured - self.high) / self.measured
+
+
+def _pairs(workloads: Sequence[Workload], quantity: str) -> list[Pair]:
+    return [pair for one in workloads for pair in _paired(one, quantity)]
 
 
 def _paired(workload: Workload, quantity: str) -> list[Pair]:

@@ -7,7 +7,7 @@ from math import ceil
 
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.merging import kind_of
-from batchwright.prediction.drift import point_seconds
+from batchwright.prediction.drift import least_share, point_seconds
 from batchwright.prediction.loading import nearest_loaded
 from batchwright.records import (
     Alternative,
@@ -45,12 +45,23 @@ def machine(profiles: Sequence[Profile], workers: int) -> tuple[Reason, ...]:
     return tuple(
         Chosen(
             "busy while it was measured",
-            f"On {kind_of(profile)} {words}. Times may be too long or too short, and more than "
-            f"the intervals say: probe again while it is quiet{_one_thread(profile, workers)}.",
+            f"On {kind_of(profile)} {words}. Times may be too long or too short"
+            f"{_widened(profile)}: probe again while it is quiet{_one_thread(profile, workers)}.",
             "measured",
         ).reason("machine")
         for profile in profiles
         if (words := load_words(profile.load))
+    )
+
+
+def _widened(profile: Profile) -> str:
+    """What the intervals of times do about the machine's load."""
+    share = least_share(profile)
+    if share == 1:
+        return ", and more than the intervals say"
+    return (
+        f". At the busiest a worker had {percent(share, 0)} of its cores, and later it may have "
+        "anything from that to all of them; the intervals are that wide"
     )
 
 

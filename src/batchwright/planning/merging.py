@@ -200,16 +200,21 @@ def _job(profiles: Sequence[Profile], steps: Sequence[StepTime]) -> Job:
 
 
 def _load(loads: Sequence[MachineLoad]) -> MachineLoad | None:
-    """Means weighted by the seconds observed; of the scatter the largest."""
+    """Means weighted by the seconds observed; the largest scatter, and the least share."""
     if not loads:
         return None
     seconds = sum(load.seconds for load in loads)
     scatters = [load.scatter for load in loads if load.scatter is not None]
+    shares = [load.least_share for load in loads if load.least_share is not None]
     means = {
         name: sum(load.seconds * getattr(load, name) for load in loads) / seconds
         for name in ("ours", "others", "stolen", "idle", "throttled")
     }
-    more = {"seconds": seconds, "scatter": max(scatters, default=None)}
+    more = {
+        "seconds": seconds,
+        "scatter": max(scatters, default=None),
+        "least_share": min(shares, default=None),
+    }
     return loads[0].model_copy(update={**means, **more})
 
 

@@ -15,7 +15,8 @@ from math import hypot, inf, log, pi, sqrt
 from statistics import fmean, median
 from typing import NamedTuple
 
-from batchwright.records import StepTime
+from batchwright.records import Profile, StepTime
+from batchwright.records.text.load_text import beside_steps
 
 ASSUMED_DRIFT = 0.05
 """Assumed drift where too few visits show it."""
@@ -35,6 +36,10 @@ times as long between cores with different caches; the system moves threads betw
 host of a virtual machine moves its cores. One such stretch outlasts a probe, whose visits then do
 not show it. Measured on a virtual machine of two cores: docs/decisions/0085.
 """
+
+LEAST_SHARE = 0.1
+"""Share of its cores below which a worker is not taken to fall: with less, nearly all of a stretch
+was somebody else's, or ours waited for something else. Assumed."""
 
 WELL_KNOWN_RATIO = 0.005
 """Standard error at which a ratio is known well enough: half of the 1 % to which the rounds of two
@@ -216,6 +221,38 @@ def level_error(points: Sequence[StepTime], drift: float) -> float:
     """Relative standard error that all points have in common, see `SHARED_DRIFT`."""
     visits = median(max(1, len(point.visits)) for point in points)
     return sqrt(SHARED_DRIFT) * drift * median_share(visits)
+
+
+def least_share(profile: Profile) -> float:
+    """Least share of its cores that a worker got while the probe timed steps, at most 1.
+
+    It is 1 where the machine was quiet, by `load_text.BUSY_SHARE` of the whole probe, and on GPUs,
+    whose steps wait for the host by an unknown part. Older profiles have only the mean share.
+    """
+    load = profile.load
+    if load is None or profile.cluster.device != "cpu" or not beside_steps(load):
+        return 1.0
+    return max(LEAST_SHARE, load.share if load.least_share is None else load.least_share)
+
+
+def load_deviation(share: float) -> float:
+    r"""Lasting relative standard deviation of a step's time by other programs.
+
+    With the share f of its cores a step takes 1 / f times as long. Programs come and go for reasons
+    that no probe sees, in stretches that outlast visits and whole probes: a point may have been
+    visited while they took nothing and the training run beside them, or the other way round. So the
+    logarithm of the ratio of the two may be anything from :math:`-\ln(1 / f)` to
+    :math:`\ln(1 / f)`; if all are as likely, its standard deviation is
+
+    .. math:: \sigma = \ln(1 / f) / \sqrt 3
+
+    It does not fall with the number of visits. Visits that were timed beside others scatter by the
+    same cause, so it is a lower bound of an interval and not added to the drift.
+
+    Args:
+        share: f, the result of `least_share`.
+    """
+    return log(1 / share) / sqrt(3)
 
 
 def median_share(visits: float) -> float:

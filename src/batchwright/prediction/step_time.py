@@ -43,6 +43,7 @@ from batchwright.prediction.drift import (
     Drift,
     drift_by_workers,
     level_error,
+    load_deviation,
     median_share,
     point_seconds,
     pooled_drift,
@@ -149,6 +150,7 @@ class StepTimeModel:
     _gradient_bytes: int
     _link: Link | None
     _several_cores: bool  # whether cores share a step, see `drift.HANDING_OVER`
+    _others: float  # deviation by other programs, see `drift.load_deviation`
     _laws: dict[tuple[int, int], tuple[_Law, _Law]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -224,8 +226,11 @@ class StepTimeModel:
         """
         step = workers, resolution, local_batch_size, passes
         value = self.seconds(*step)
-        # A lower bound of the half width: visits of a short probe may not show core migration.
+        # A lower bound of the half width: visits of a short probe may not show core migration, nor
+        # how much others take at other times.
         least = self._if_cores_move(*step)
+        if self._others:
+            least = hypot(least, Z_975 * self._others)
         down, up = (min(WIDEST, max(least, one)) for one in self._by_visits(*step))
         return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
 
@@ -380,6 +385,7 @@ def fit_step_time(
     gradient_bytes: int = 0,
     link: Link | None = None,
     several_cores: bool = False,
+    least_share: float = 1.0,
 ) -> StepTimeModel:
     """Model of measured steps, in any order.
 
@@ -389,6 +395,7 @@ def fit_step_time(
         gradient_bytes: Bytes that workers exchange in a step.
         link: The stated network between workers that were not measured together.
         several_cores: Whether cores of a processor share a step, see `drift.HANDING_OVER`.
+        least_share: Least share of its cores that a worker gets, see `drift.least_share`.
 
     Raises:
         PlanError: Too few points, or the same point twice.
@@ -419,6 +426,7 @@ def fit_step_time(
         _gradient_bytes=gradient_bytes,
         _link=link,
         _several_cores=several_cores,
+        _others=load_deviation(least_share),
     )
 
 

@@ -95,6 +95,7 @@ class Visitor:
         self._restarts = 0
         self._too_little_shared = False  # whether the last command ended for want of shared memory
         self._watch, self._watched = watch, 0
+        self._shares: list[float] = []  # of ours, in stretches beside others
         self._places = [one.with_kind(job.probe.kind) for one in places]
         self._by_worker: dict[int, WorkerMeans] = {}  # by number of the visit
 
@@ -328,15 +329,18 @@ class Visitor:
         disturbed = bool(disturbances(load) if waiting else load_words(load))
         if disturbed:
             self.ledger.disturb(self._watched)
+            if not waiting:
+                self._shares.append(load.share)
         self._watched = self.ledger.turn
         return disturbed
 
     def load(self) -> MachineLoad | None:
-        """The load by other programs since the watch began, and the scatter of the visits."""
+        """The load by others since the watch began, our least share, and the scatter of visits."""
         load = self._watch.whole() if self._watch else None
         if load is None:
             return None
-        return load.model_copy(update={"scatter": visit_scatter(self.step_times())})
+        scatter, least = visit_scatter(self.step_times()), min(self._shares, default=None)
+        return load.model_copy(update={"scatter": scatter, "least_share": least})
 
     def look(self, point: Point) -> commands.Visited | None:
         """Time a few steps at ``point``, without keeping them; `None` if they do not fit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import sqrt
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -487,6 +487,17 @@ class MachineLoad(Record):
         description="Relative standard deviation of the time of the same step from visit to visit; "
         "null after too few visits.",
     )
+    least_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="Least `share` in any second or more of steps that were timed beside others; "
+        "null where none were, and in older profiles.",
+    )
+
+    @property
+    def share(self) -> float:
+        """Share of the cores in use, of those that we may use at most, that our processes had."""
+        used = self.ours + self.others + self.stolen + self.throttled
+        return min(1.0, self.ours / min(self.cores, used)) if used else 1.0
 
 
 class Profile(Document):

@@ -15,6 +15,7 @@ from batchwright.planning.merging import kind_of
 from batchwright.planning.methods.simulated import slowest_link
 from batchwright.planning.resolution import sides
 from batchwright.planning.validation import check_micro_batches, least_local
+from batchwright.prediction.drift import least_share
 from batchwright.prediction.fit import Line
 from batchwright.prediction.memory import MemoryModel, average_bytes, fit_memory, smallest_lost
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
@@ -279,6 +280,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
             gradient_bytes=profile.network.trained_bytes,
             link=slowest_link(job) if link_given(job.link) else None,
             several_cores=profile.cluster.several_cores,
+            least_share=least_share(profile),
         ),
         memory=fit_memory(
             profile.memory,

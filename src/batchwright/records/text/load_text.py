@@ -30,10 +30,15 @@ def load_words(load: MachineLoad | None) -> str:
     """
     if load is None:
         return ""
-    found = disturbances(load, room=load.idle > IDLE_SHARE * load.cores)
+    found = beside_steps(load)
     if load.scatter is not None and (found or load.scatter >= UNSTEADY):
         found.append(f"the same step scattered by {percent(load.scatter)}")
     return ", and ".join(found)
+
+
+def beside_steps(load: MachineLoad | None) -> list[str]:
+    """Others that took cores from steps that were timed, each in words; idle cores are room."""
+    return disturbances(load, room=load.idle > IDLE_SHARE * load.cores) if load else []
 
 
 def disturbances(load: MachineLoad, *, room: bool = False) -> list[str]:
