@@ -135,6 +135,12 @@ def test_a_copy_computes_by_itself(compiled):
     assert torch.isfinite(twin(torch.randn(2, 3, 8, 8))).all()
 
 
+def test_a_gpu_that_has_failed_is_no_failure_to_compile():
+    one = Compilation()
+    assert not one.gives_up(RuntimeError("CUDA error: device-side assert triggered"))
+    assert one.gives_up(RuntimeError("such as of the compiler"))
+
+
 def test_what_cannot_be_compiled_goes_on_as_it_is(monkeypatch):
     monkeypatch.setattr(compilation, "BACKEND", broken)
     plain, other = network_of(), network_of()

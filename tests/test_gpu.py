@@ -11,6 +11,7 @@ import copy
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -543,6 +544,42 @@ def test_a_parameter_server_takes_weights_and_gives_them_back():
 
 
 # ---------------------------------------------------------------------------------------- memory
+
+
+FAILING = """
+import torch
+from batchwright.workload import host
+
+names = "NOT_INITIALIZED when calling `cublasCreate(handle)`", "EXECUTION_FAILED"
+errors = [RuntimeError(f"CUDA error: CUBLAS_STATUS_{name}") for name in names]
+
+def told():
+    for error in errors:
+        print(host.is_out_of_memory(error), host.gpu_failure(error))
+
+table = torch.zeros(3, device=host.enter(torch.device("cuda", 0)))
+told()
+try:
+    table[torch.tensor([7], device="cuda")]
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print(host.gpu_failure(error))
+told()
+"""
+
+
+@reaches("workload.host:_free_on_gpu")
+def test_a_gpu_that_has_failed_is_not_out_of_memory():
+    """In a process of its own, which cannot use it any more."""
+    torch.zeros(1, device=GPU)
+    assert not host.is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=500, check=False
+    )
+    failure = "device-side assert triggered"
+    assert done.stdout.splitlines() == [
+        *("True ", "False ", failure, f"False {failure}", f"False {failure}")
+    ], done.stderr
 
 
 @reaches("workload.host:release_memory", "workload.host:free_memory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -11,13 +10,14 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from batchwright.distributed import heartbeat, rendezvous
+from batchwright.distributed import exit_reports, heartbeat, rendezvous
 from batchwright.distributed.group import Group
 from batchwright.distributed.heartbeat import Presence, RollCall, machine_name
 from batchwright.distributed.joining import environments
@@ -74,6 +74,12 @@ def test_a_worker_that_misses_some_beats_is_not_given_up(roll_calls, monkeypatch
 def test_a_worker_that_left_is_named_at_once(roll_calls):
     roll_calls[1].close()
     assert roll_calls[0].inquire() == "worker 1 (node1/cpu:0) left the run"
+
+
+def test_a_worker_that_left_for_an_error_is_named_with_it(roll_calls):
+    roll_calls[1].close("ValueError: no such thing")
+    told = "worker 1 (node1/cpu:0) left the run: ValueError: no such thing"
+    assert roll_calls[0].inquire() == told
 
 
 @pytest.mark.slow
@@ -288,41 +294,69 @@ def test_nobody_waits_for_ever_at_the_store_of_a_process_that_is_gone_or_stands_
             one.kill()
 
 
-class NotedLater:
-    """A store in which worker 1 notes its own error after the first look, or some rounds later."""
-
-    def __init__(self, first):
-        self._store = dist.HashStore()
-        self._looks = 0
-        for rank in first:
-            self.note(rank, "lost contact with worker 1", secondary=True)
-
-    def note(self, rank, message, *, secondary):
-        failed = {"message": message, "code": 1, "secondary": secondary}
-        self._store.set(f"failed/{rank}", json.dumps(failed))
-        self._store.set("failed", "")
-
-    def check(self, keys):
-        found = self._store.check(keys)
-        self._looks += keys == ["failed"]
-        if keys == ["failed"] and self._looks == 1 + 6 * found:
-            self.note(1, "KeyError: of the user's", secondary=False)
-        return found
-
-    def get(self, key):
-        return self._store.get(key)
+def noting(rank, store):
+    """A gathering of three, seen by one of them."""
+    one = Gathering.__new__(Gathering)
+    one.started = Started(rank, 3, rank, 3, "localhost", free_port(), by="torchrun")
+    one.members = ("worker 0 (a)", "worker 1 (b)", "worker 2 (c)")
+    one._store = store
+    return one
 
 
-@pytest.mark.parametrize("first", [(), (2,)], ids=["nobody", "who only lost it"])
-def test_an_error_noted_after_the_loss_that_it_causes_is_the_one_raised(first):
-    """A worker leaves its group before it notes why, and others may be quicker to note a loss."""
-    lead = Gathering.__new__(Gathering)
-    lead.started = Started(0, 3, 0, 3, "localhost", free_port(), by="torchrun")
-    lead.members = ("worker 0 (a)", "worker 1 (b)", "worker 2 (c)")
-    lead._store = NotedLater(first)
-    lead._roll_call = SimpleNamespace(all_ended=lambda: False)
-    with pytest.raises(LostWorkerError, match=r"^worker 1 \(b\): KeyError"), lead.explaining():
+@pytest.mark.parametrize("noted", [(1,), (2, 1), (2,)])
+def test_the_error_behind_a_loss_is_raised_in_its_place(noted):
+    """Others that only lost the same worker may be the first to note something."""
+    store = dist.HashStore()
+    for rank in noted:
+        found = KeyError("of the user's") if rank == 1 else LostWorkerError("lost contact")
+        noting(rank, store).note_failure(found)
+    lead = noting(0, store)
+    lead.note_failure(KeyError("of worker 0, which raises it anyway"))
+    with pytest.raises(LostWorkerError) as told, lead.explaining():
         raise LostWorkerError("lost contact with another worker: worker 1 (b) left the run")
+    assert str(told.value).startswith("worker 1 (b): KeyError" if 1 in noted else "lost contact")
+
+
+def leaves_for_an_error(rank, folder):
+    """Worker 1; worker 0 returns what it hears of it, and what is reported by then."""
+    os.environ[exit_reports.ERRORS_FOLDER] = folder
+    try:
+        group = Group(torch.device("cpu"), SECONDS)
+        if rank:
+            return group.close(ValueError("no such\nthing"))
+        with pytest.raises(LostWorkerError) as told:
+            group.barrier()
+        found = exit_reports.reports_in(Path(folder))
+        group.close(told.value)
+    finally:
+        del os.environ[exit_reports.ERRORS_FOLDER]
+    return str(told.value), [(one["rank"], one["message"]) for one in found]
+
+
+@pytest.mark.slow
+def test_who_misses_a_worker_can_know_why_it_left(tmp_path):
+    crew, port = [Worker(rank) for rank in range(2)], free_port()
+    try:
+        for one in crew:
+            one.send(leaves_for_an_error, str(tmp_path), workers=2, port=port)
+        heard, reported = crew[0].answer("to miss worker 1")
+    finally:
+        for one in crew:
+            one.kill()
+    assert ") left the run: ValueError: no such thing (" in heard
+    assert reported == [(1, "ValueError: no such thing")]
+    assert {one["secondary"] for one in exit_reports.reports_in(tmp_path)} == {True, False}
+
+
+def test_a_group_that_is_left_for_an_error_notes_it_for_worker_0(monkeypatch):
+    noted = []
+    monkeypatch.setattr(Gathering, "current", SimpleNamespace(note_failure=noted.append))
+    group = Group(torch.device("cpu"))
+    group.close()
+    group.close(error := ValueError("no such thing"))
+    group.close(SystemExit(3))
+    group.close(LostWorkerError("of worker 0"))
+    assert noted == [error]
 
 
 def test_on_one_host_gloo_uses_the_loopback_interface(monkeypatch):

@@ -245,7 +245,7 @@ def test_a_second_session_in_one_process_is_refused_at_once(tmp_path, capsys):
 
 
 def test_a_session_that_could_not_begin_holds_nothing(tmp_path):
-    make_session(run_folder=tmp_path)._close(failed=False)
+    make_session(run_folder=tmp_path)._close(None)
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(FileError, match="holds a run already"):
         make_session(run_folder=tmp_path)

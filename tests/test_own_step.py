@@ -186,6 +186,24 @@ def test_what_fails_on_worker_0_alone_is_told_at_once(crew, place):
     assert "worker 0" in other
 
 
+def test_other_workers_are_told_why_a_probe_leaves_them(monkeypatch):
+    told, calls = [], []
+    network = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+    def step(batch):
+        calls.append(batch)
+        if len(calls) == 4:
+            raise KeyError("pixels")
+        network(batch).sum().backward()
+        optimizer.step()
+
+    monkeypatch.setattr(own_step.Group, "close", lambda group, error=None: told.append(error))
+    with pytest.raises(KeyError) as raised:
+        bw.probe(step=step, batch=lambda n: torch.randn(n, 8), samples=500, **QUICK)
+    assert told == [raised.value]
+
+
 def linear_step(batch):
     network = nn.Linear(4, 1)
     torch.optim.SGD(network.parameters(), lr=0.1)

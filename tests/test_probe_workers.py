@@ -10,11 +10,13 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import forked
+from batchwright.distributed import exit_reports
 from batchwright.distributed.group import Group
 from batchwright.errors import Interrupted, JobError, WorkerError
 from batchwright.probing import commands, own_step
@@ -191,6 +193,22 @@ from batchwright.records import Job
 job = Job(device="cpu", precision="float32", resolutions=(8,), probe={"budget": 100, "error": 1e-6})
 probe(job, Path(sys.argv[1]), progress=lambda done, total, what: print(what, flush=True))
 """
+
+
+def test_a_cause_is_waited_for_only_until_it_is_known(tmp_path, monkeypatch):
+    """A worker reports its error before others can miss it; that it was killed is seen later."""
+    workers, codes = Workers(Job(), tmp_path, [2], list), {1: 1}
+    workers._children = SimpleNamespace(exit_codes=lambda: codes)
+    monkeypatch.setenv(exit_reports.ERRORS_FOLDER, str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    exit_reports.leave_report("lost contact with another worker", 1, secondary=True)
+    assert not workers._cause_is_known()
+    codes[0] = -signal.SIGKILL
+    assert workers._cause_is_known()
+    codes[0] = 1
+    monkeypatch.setenv("RANK", "0")
+    exit_reports.leave_report("ValueError: no such thing", 1, secondary=False)
+    assert workers._cause_is_known()
 
 
 def test_the_end_of_the_probe_is_the_end_of_its_workers(folder):

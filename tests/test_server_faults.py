@@ -14,6 +14,7 @@ import pytest
 import batchwright as bw
 import forked
 from batchwright.distributed import launch_with_server
+from batchwright.distributed.exit_reports import ERRORS_FOLDER, leave_report
 from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.planning.planner import plan_without_profile
@@ -161,6 +162,29 @@ def test_a_server_that_is_started_again_is_told_who_is_gone(tmp_path, monkeypatc
     monkeypatch.setattr(watch, "_start_worker", lambda rank: None)
     watch._after_server(-signal.SIGKILL)
     assert told == [1, "started", 1]
+
+
+def test_a_worker_that_misses_a_server_that_is_ending_is_not_started_again(tmp_path, monkeypatch):
+    """It may still write its last checkpoint, for as long as the disk takes."""
+    monkeypatch.setenv(ERRORS_FOLDER, str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    leave_report("lost contact with the parameter server", 1, secondary=True)
+    told, started, said = [], [], [[], [{"ends": "cannot write metrics.jsonl"}], []]
+    server = SimpleNamespace(wait=lambda seconds: None, events=lambda: said.pop(0))
+    workers = SimpleNamespace(runs=lambda rank: False)
+    watch = launch_with_server.WithServer(
+        workers, tmp_path, server, workers=2, restarts=3, tell=told.append
+    )
+    monkeypatch.setattr(watch, "_start_worker", started.append)
+    watch._hear()
+    watch._after_worker(1, 1)
+    watch._after_worker(1, 1)  # as it is seen again and again, until the server has ended
+    assert not told
+    assert not started
+    server.events = list
+    watch._ends = False
+    watch._after_worker(1, 1)
+    assert started == [1]
 
 
 # ------------------------------------------------------------------------------ the whole command

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from batchwright.errors import FileError
 from batchwright.training.parameter_server import server_process
 from batchwright.training.parameter_server.merging import layout, pack
 from batchwright.training.parameter_server.messages import (
@@ -243,6 +244,29 @@ def none_left():
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ------------------------------------------------------------------------------------- its end
+
+
+def test_that_the_server_ends_is_told_before_it_closes_a_connection(monkeypatch):
+    """Whoever started it must not take the loss for that of the worker, and start that again."""
+
+    def fails(*_):
+        raise FileError("cannot write metrics.jsonl")
+
+    served, happened = Served(make_served_plan((8, 8), (12, 12))), []
+    link = served.come(0)
+    monkeypatch.setattr(server_process, "_tell_parent", happened.append)
+    monkeypatch.setattr(served.server._unproven, "remove", lambda _: happened.append("closing"))
+    monkeypatch.setattr(served.server._coordinator, "ask", fails)
+    link.send(Next())
+    served.thread.join(SECONDS)
+    link.close()
+    told = {"ends": "cannot write metrics.jsonl"}
+    assert happened[:2] == [told, "closing"]
+    assert {"ends": ""} in happened
+    assert [str(one) for one in served.problems] == ["cannot write metrics.jsonl"]
 
 
 # ----------------------------------------------------------------------------------- slow disks

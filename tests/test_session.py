@@ -38,7 +38,7 @@ from batchwright.errors import (
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.records.documents import read_record
 from batchwright.storage.locks import LOCK_FILE
-from batchwright.training import all_reduce_run
+from batchwright.training import all_reduce_run, session
 from batchwright.training.batches.feeding import SeededItems
 from batchwright.training.batches.randomness import seed_item
 from batchwright.training.batches.sampler import epoch_order
@@ -402,6 +402,18 @@ def test_gradients_that_the_loop_has_left_are_no_part_of_a_step():
     assert torch.equal(weights(stray=False), weights(stray=True))
 
 
+def test_a_backward_pass_of_the_loops_own_is_refused():
+    """It would count for nothing, and the whole training would change no weight."""
+    one = make_session()
+
+    def step(features, labels):
+        functional.cross_entropy(one.model(features), labels).backward()
+        one.step()
+
+    with pytest.raises(RuntimeError, match=r"called backward\(\) .* give step\(loss\), or call"):
+        run_loop(one, step)
+
+
 def test_several_backward_passes_add_up():
     def in_parts(one, outputs, labels):
         loss = functional.cross_entropy(outputs, labels)
@@ -588,6 +600,24 @@ def test_a_loss_that_has_nothing_to_do_with_the_model_is_refused(requires_grad):
     loss = torch.zeros((), requires_grad=requires_grad)
     with pytest.raises(RuntimeError, match="no gradient: is the loss computed from"):
         run_loop(one, lambda features, labels: one.step(loss * 2))
+
+
+def test_a_gpu_that_has_failed_ends_a_session_with_one_line():
+    told = r"^the GPU of \S+/cpu:0 has failed: device-side assert triggered; .*_BLOCKING=1 shows"
+    with pytest.raises(TrainingError, match=told), make_session():
+        raise RuntimeError("CUDA error: device-side assert triggered\nSearch for ...")
+
+
+def test_other_workers_are_told_why_a_session_leaves_them(monkeypatch):
+    told, failed = [], ValueError("no such thing")
+    monkeypatch.setattr(session.Group, "close", lambda group, error=None: told.append(error))
+    with pytest.raises(ValueError, match="no such thing"), make_session():
+        raise failed
+    with pytest.raises(Interrupted), make_session(exit_on_stop=False):
+        raise Interrupted(15, "stopped by signal 15")
+    with make_session():
+        pass
+    assert told == [failed, None, None]
 
 
 @pytest.fixture
@@ -1225,21 +1255,49 @@ def test_a_loop_that_stops_early_keeps_its_last_epoch(tmp_path):
         assert torch.equal(weights, weights_of(one.model))
 
 
-def test_a_stop_in_the_step_behind_which_a_loop_ends_is_a_stop(tmp_path):
+@pytest.mark.parametrize("averaged", [None, 0.5])
+def test_a_loop_that_is_left_in_the_middle_of_an_epoch_keeps_its_steps(tmp_path, averaged):
+    """With a batch open, or between two epochs, too, as the checkpoint of the last was not due."""
+    plan = make_tiny_plan(epochs=3).model_copy(update={"average_epochs": averaged})
+    folder = tmp_path / "run"
+
+    def part(*leave, **options):
+        torch.manual_seed(1)
+        with make_session(make_model(extras=True), plan=plan, **options) as one:
+            state = one._run.state
+            for _ in one.epochs():
+                for features, labels in one.batches() if leave != (state.epoch, 0) else ():
+                    if leave == (state.epoch, state.step):
+                        break
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                if leave == (state.epoch, state.step):
+                    break
+        return torch.cat([value.flatten() for value in one.model.state_dict().values()])
+
+    for leave in (0, 3), (1, 0), (2, 4):
+        part(*leave, run_folder=folder, resume=True)
+        kept = load_checkpoint(folder / "checkpoints" / "last.pt")["state"]
+        assert (kept["epoch"], kept["step"]) == leave
+        assert len(summary_in(folder).epochs) == leave[0]
+    assert torch.equal(part(run_folder=folder, resume=True), part())
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_a_stop_in_the_step_behind_which_a_loop_ends_is_a_stop(tmp_path, last):
     def stopped_in_its_last_step():
         with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=5)) as one:
             next(one.epochs())
             for step, (features, labels) in enumerate(one.batches(), 1):
-                if step == 5:
+                if step == last:
                     os.kill(os.getpid(), signal.SIGTERM)
                 one.step(functional.cross_entropy(one.model(features), labels))
-                if step == 5:
+                if step == last:
                     break
 
     with pytest.raises(SystemExit, match="143"):
         stopped_in_its_last_step()
     content = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
-    assert (content["state"]["epoch"], content["state"]["step"]) == (0, 5)
+    assert (content["state"]["epoch"], content["state"]["step"]) == (0, last)
 
 
 def test_best_is_what_was_evaluated_also_in_the_middle_of_an_epoch(tmp_path):

@@ -110,13 +110,19 @@ def test_pytorchs_watchdog_leaves_the_process_alone(told, by_torchrun, then, mon
     assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "7"
 
 
-@pytest.mark.parametrize("kind", ["CUDA", "HIP"])
-def test_an_error_of_the_workers_own_device_is_not_laid_on_others(kind):
-    with (
-        pytest.raises(RuntimeError, match="device-side assert"),
-        naming_the_lost(),
-    ):
-        raise RuntimeError(f"{kind} error: device-side assert triggered")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: device-side assert triggered",
+        "HIP error: device-side assert triggered",
+        "CUDA driver error: invalid argument",
+        "NCCL error in: ...\nLast error:\nCuda failure 719 'unspecified launch failure'",
+    ],
+)
+def test_an_error_of_the_workers_own_device_is_not_laid_on_others(message):
+    with pytest.raises(RuntimeError) as told, naming_the_lost():
+        raise RuntimeError(message)
+    assert str(told.value) == message
     with pytest.raises(torch.OutOfMemoryError), naming_the_lost():
         raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(LostWorkerError), naming_the_lost():
@@ -147,6 +153,30 @@ def test_an_error_of_the_workers_own_device_is_not_laid_on_others(kind):
 def test_what_libraries_say_of_memory_counts_as_such(message):
     assert host.is_out_of_memory(RuntimeError(message))
     assert not host.is_out_of_memory(ValueError(message))
+
+
+def test_where_a_gpu_has_failed_or_has_room_libraries_may_mean_something_else(monkeypatch):
+    free, failure = [2**20], "device-side assert triggered"
+
+    def memory():
+        if free[0] is None:
+            raise RuntimeError(f"CUDA error: {failure}\nCUDA kernel errors might be ...")
+        return free[0], 2**36
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    names = ("ALLOC", "EXECUTION")
+    errors = [RuntimeError(f"cuDNN error: CUDNN_STATUS_{name}_FAILED") for name in names]
+    for free[0], counts in ((2**20, [True, True]), (2**33, [True, False]), (None, [False, False])):
+        assert [host.is_out_of_memory(error) for error in errors] == counts
+        assert {host.gpu_failure(error) for error in errors} == {failure if free[0] is None else ""}
+
+
+def test_a_gpu_that_has_failed_is_told_by_its_words():
+    found = "an illegal memory access was encountered"
+    assert host.gpu_failure(RuntimeError(f"CUDA error: {found}\nCUDA kernel errors ...")) == found
+    assert not host.gpu_failure(RuntimeError("CUDA error: out of memory"))
+    assert not host.gpu_failure(ValueError(found))
 
 
 def test_other_errors_of_a_gpu_do_not():

@@ -30,16 +30,19 @@ from batchwright.distributed.joining.environments import (
     process_name,
     read_opened,
 )
+from batchwright.distributed.joining.gathering import Gathering
+from batchwright.distributed.processes import report_failure
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
 from batchwright.distributed.transports import fetched, nothing, transport_for
-from batchwright.errors import JobError, LostWorkerError
-from batchwright.workload.host import identity, is_out_of_memory
+from batchwright.errors import JobError, LostWorkerError, one_line
+from batchwright.workload.host import gpu_failure, identity, is_out_of_memory
 
 _PORTS = (
     "open those between the hosts, too, at which workers exchange (the system's own choice, from "
     "/proc/sys/net/ipv4/ip_local_port_range), or name another network with GLOO_SOCKET_IFNAME or "
     "NCCL_SOCKET_IFNAME"
 )
+_LONGEST_WHY = 300  # characters of an error that other workers are told
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 
@@ -104,8 +107,8 @@ class Group:
                 if not self._transport.shares:
                     _refuse_one_gpu(self.gather((socket.gethostname(), identity(device))))
                 self._connect()
-            except BaseException:
-                self.close()
+            except BaseException as error:
+                self.close(error)
                 raise
 
     @property
@@ -262,10 +265,20 @@ class Group:
         if self.size > 1:
             self._transport.give_up()
 
-    def close(self) -> None:
-        """Leave the process group, if this object joined it."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the process group, if this object joined it.
+
+        Args:
+            error: What ends this worker. It is noted first, wherever others look for it: by the
+                time that they miss this worker, they can know why.
+        """
+        if isinstance(error, Exception):  # another ends the process as it likes
+            report_failure(error)
+            # After a loss worker 0, which holds the store, may be the one that is gone.
+            if Gathering.current is not None and not isinstance(error, LostWorkerError):
+                Gathering.current.note_failure(error)
         if self._roll_call is not None:
-            self._roll_call.close()
+            self._roll_call.close("" if error is None else one_line(error)[:_LONGEST_WHY])
             self._roll_call = None
         if self._owned and dist.is_initialized():
             self._transport.leave()
@@ -368,7 +381,8 @@ def naming_the_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if is_out_of_memory(error) or str(error).startswith(("CUDA error", "HIP error")):
+        of_device = re.match(r"(CUDA|HIP)( driver)? error", str(error)) or gpu_failure(error)
+        if of_device or is_out_of_memory(error):
             raise  # of this worker's own device, which says so where it is waited for
         cause = _cause(error)
         lost = roll_call.inquire() if roll_call is not None else ""

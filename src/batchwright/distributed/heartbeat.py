@@ -108,8 +108,12 @@ class RollCall:
         self._exchanging = value
         self._exchanged_at = time.monotonic()
 
-    def close(self) -> None:
-        """Note in the store that this worker has left on purpose, and send no more heartbeats."""
+    def close(self, why: str = "") -> None:
+        """Note in the store that this worker has left on purpose, and send no more heartbeats.
+
+        Args:
+            why: The error that ends it, for the others to read; empty: none.
+        """
         atexit.unregister(self.close)
         if self._ending.is_set():
             return
@@ -118,7 +122,7 @@ class RollCall:
             RollCall.current = RollCall.current._former
         self._thread.join(timeout=1.0)
         if not self._failed and not self._thread.is_alive():
-            _asked(lambda: self._store.set(f"word/{self._rank}", "left"), seconds=1.0)
+            _asked(lambda: self._leave(why), seconds=1.0)
 
     def misses_one(self, *, failed: bool = True) -> bool:
         """Whether an exchange in progress is in vain: a worker is gone or silent, or has failed.
@@ -141,10 +145,6 @@ class RollCall:
         """Message of a `LostWorkerError` that names the gone worker, after `misses_one`."""
         return "lost contact with another worker: " + (self.inquire() or "one fell silent")
 
-    def all_ended(self) -> bool:
-        """Whether all other workers are processes of this machine that have ended."""
-        return all(self._has_ended(r) for r in range(len(self._present)) if r != self._rank)
-
     def inquire(self) -> str:
         """After a failed exchange: which workers are lost, as one sentence; empty if all answer.
 
@@ -158,6 +158,11 @@ class RollCall:
         return f"{self._name(0)}, which holds the store, does not answer"
 
     # ------------------------------------------------------------------------------------- beating
+
+    def _leave(self, why: str) -> None:
+        if why:  # first: whoever sees the word may look for it
+            self._store.set(f"why/{self._rank}", why)
+        self._store.set(f"word/{self._rank}", "left")
 
     def _beat_on(self) -> None:
         while not self._ending.wait(BEAT_SECONDS):
@@ -252,7 +257,12 @@ class RollCall:
         return f"worker {rank} ({self._present[rank].place})"
 
     def _told(self, ranks: Iterable[int], what: str) -> str:
-        return ", ".join(f"{self._name(rank)} {what}" for rank in ranks)
+        return ", ".join(f"{self._name(rank)} {what}{self._why(rank)}" for rank in ranks)
+
+    def _why(self, rank: int) -> str:
+        """The error that a worker has noted, behind a colon; empty if it has noted none."""
+        why = self._read(f"why/{rank}")
+        return f": {why}" if why else ""
 
 
 def presence(place: str) -> Presence:

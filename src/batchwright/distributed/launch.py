@@ -26,7 +26,6 @@ from batchwright.distributed.worker_processes import Children
 from batchwright.errors import JobError
 from batchwright.storage.locks import Lock
 
-_CAUSE_SECONDS = 5.0  # for a worker to tell its error, once another has ended for its loss
 _LAST_SECONDS = 20.0  # for the others to end, once a worker has failed
 _ADDRESS = "127.0.0.1"  # where they meet
 
@@ -115,8 +114,6 @@ class AllTogether(Supervisor):
         codes = self._children.failures()
         if not codes:
             return running
-        self._children.wait(_CAUSE_SECONDS, self._poll, unless=self._cause_is_known)
-        codes = self._children.failures()
         self._end(_LAST_SECONDS)
         if self.noted:
             return False
@@ -127,17 +124,6 @@ class AllTogether(Supervisor):
         forget_reports(self._folder)
         self._start()
         return True
-
-    def _cause_is_known(self) -> bool:
-        """Whether it is known why the workers end.
-
-        If all reports are secondary and nobody was killed, the worker behind them may be about to
-        report its own error: it closes its connections first.
-        """
-        told = reports_in(self._folder)
-        codes = self._children.failures()
-        own = not told or any(not one["secondary"] for one in told)
-        return bool(self.noted or own or killed(codes))
 
     def _stop(self) -> None:
         if self._children.running():

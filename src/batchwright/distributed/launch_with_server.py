@@ -30,7 +30,7 @@ from batchwright.errors import WorkerError
 from batchwright.storage.locks import Lock
 
 _LAST_SECONDS = 30.0  # for workers to end, once the server has
-_SECOND_LOOK = 0.5  # a worker may see the server's end before this process does
+_SECOND_LOOK = 0.5  # a worker may see before this process that the server was killed, or ends
 
 
 def run_with_server(
@@ -102,8 +102,10 @@ class WithServer(Supervisor):
         self._left = list(range(workers))  # workers that are not gone for good
         self._gone: list[int] = []
         self._silent: set[int] = set()
+        self._ends = False  # whether the server has said that it ends
 
     def _start(self) -> None:
+        self._ends = False
         self._server.start(resume=self._resume)
         for rank in self._gone:  # the server would wait for them
             self._server.give_up(rank)
@@ -124,14 +126,19 @@ class WithServer(Supervisor):
         if code is not None:
             self._after_server(code)
             return True
+        self._hear()
+        for rank, ended in self._children.failures().items():
+            self._after_worker(rank, ended)
+        return True
+
+    def _hear(self) -> None:
+        """Take what the server has said since the last call."""
         for event in self._server.events():
+            self._ends = self._ends or "ends" in event
             rank = event.get("silent")
             if rank is not None and self._children.runs(rank):
                 self._silent.add(rank)
                 self._children.send_to(rank, signal.SIGKILL)
-        for rank, ended in self._children.failures().items():
-            self._after_worker(rank, ended)
-        return True
 
     def _stop(self) -> None:
         self._server.terminate()
@@ -183,8 +190,10 @@ class WithServer(Supervisor):
                 raise WorkerError(f"worker {rank} ended: {last}; logs are in {self._folder}")
             if not reports[0]["secondary"]:
                 self._end(rank, code)
-            if self._server.wait(_SECOND_LOOK) is not None:
-                return  # the worker's loss is that of the server
+            ended = self._server.wait(_SECOND_LOOK) is not None
+            self._hear()
+            if ended or self._ends:
+                return  # the worker's loss is that of the server, which may write for long yet
         what = self._what_happened(rank, code)
         if self._again(f"{what}; it was started again"):
             forget_report(self._folder, rank)

@@ -214,16 +214,29 @@ def _exit_code(work: Callable[[], None]) -> int:
         work()
     except NewPlan:
         pass  # all went well, and the launcher sees that the run folder's plan is another
-    except BatchwrightError as error:
-        # The launcher also stops a worker by a signal because another one failed.
-        stopped = isinstance(error, Interrupted) and not isinstance(error, DeadlineReached)
-        # After either of these a start from the last checkpoint goes on.
-        secondary = stopped or isinstance(error, LostWorkerError | BrokenStepError)
-        leave_report(one_line(error), error.exit_code, secondary=secondary)
-        print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - the worker's own log
-        return error.exit_code
     except Exception as error:  # noqa: BLE001 - this is the last frame: report and end
-        traceback.print_exc()
-        leave_report(one_line(error), 1, secondary=False)
-        return 1
+        code = report_failure(error)
+        if isinstance(error, BatchwrightError):
+            print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - the worker's own log
+        else:
+            traceback.print_exc()
+        return code
     return 0
+
+
+def report_failure(error: BaseException) -> int:
+    """Report the error that ends this worker to the launcher, if one has started it.
+
+    Whoever leaves a group for an error calls this before: a launcher that learns of the loss from
+    the others then knows its cause.
+
+    Returns:
+        The exit code that goes with the error.
+    """
+    # The launcher also stops a worker by a signal because another one failed.
+    stopped = isinstance(error, Interrupted) and not isinstance(error, DeadlineReached)
+    # After either of these a start from the last checkpoint goes on.
+    secondary = stopped or isinstance(error, LostWorkerError | BrokenStepError)
+    code = error.exit_code if isinstance(error, BatchwrightError) else 1
+    leave_report(one_line(error), code, secondary=secondary)
+    return code

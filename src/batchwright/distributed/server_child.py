@@ -88,7 +88,7 @@ class ServerChild:
         self._started.say({"gone": rank})
 
     def events(self) -> list[dict[str, Any]]:
-        """Messages since the last call: ``ready``, ``silent`` and why, ``refused`` and why."""
+        """Messages since the last call: ``ready``, ``silent``, ``refused`` or ``ends``, and why."""
         found = []
         for line in self._started.lines():
             with suppress(ValueError):

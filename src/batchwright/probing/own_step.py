@@ -423,7 +423,7 @@ def probe_step(
         # So a signal waits until the command at hand is done; a second one ends a hanging step.
         noted = stack.enter_context(noting_signals(once=True))
         own = OwnStep(step, batch, loader, samples, Job().timeout, noted)
-        stack.callback(own.group.close)
+        stack.push(lambda _, error, __: own.group.close(error))
         stack.callback(own.bench.contents.put_back, whole=True)
         job = job_of(own, keys)
         if own.group.rank:

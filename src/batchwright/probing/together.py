@@ -219,10 +219,10 @@ class Helper:
         del gathering, order
         self.close()
 
-    def close(self, *, failed: bool = False) -> None:
-        """Leave the group, if it was joined; ``failed`` after an error."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group, if it was joined; ``error`` as for `Group.close`."""
         if self._part is not None:
-            self._part.close(failed=failed)
+            self._part.close(error)
             self._part = None
 
 
@@ -234,8 +234,8 @@ class _Part:
         self._group = Group(own_device(job), job.timeout)
         self.executor = Executor(job, self._group, counts, allocator)
 
-    def close(self, *, failed: bool = False) -> None:
-        if failed:
+    def close(self, error: BaseException | None = None) -> None:
+        if error is not None:
             self._group.give_up()
         self.executor.close()
-        self._group.close()
+        self._group.close(error)

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from batchwright.distributed.exit_reports import forget_reports, raise_failure
+from batchwright.distributed.exit_reports import forget_reports, raise_failure, reports_in
 from batchwright.distributed.group import Group
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import Interrupted, WorkerError
@@ -32,7 +32,7 @@ ANSWER_SECONDS = 900.0
 """Seconds of silence after which a command is given up: steps so long could not be trained with."""
 
 START_SECONDS = 300.0
-_END_SECONDS = 5.0  # for the other workers to write their own reports once one has failed
+_END_SECONDS = 5.0  # for a worker that was killed to be seen, once another has ended for its loss
 _LOST = {-signal.SIGKILL, NO_SHARED_MEMORY}  # exit codes of workers that ran out of memory
 
 Answer = TypeVar("Answer", bound=Record)
@@ -211,9 +211,8 @@ class Workers:
         while b"\n" not in self._unread:
             end_if_stopped(self._stops)
             if codes := self._children.exit_codes():
-                if _LOST.isdisjoint(codes.values()):
-                    self._children.wait(_END_SECONDS)
-                    codes = self._children.exit_codes()
+                self._children.wait(_END_SECONDS, unless=self._cause_is_known)
+                codes = self._children.exit_codes()
                 if lost := _LOST.intersection(codes.values()):  # maybe not the first that was seen
                     raise Killed(shared=NO_SHARED_MEMORY in lost)
                 raise_failure(self._folder, codes)
@@ -231,6 +230,11 @@ class Workers:
                     time.sleep(POLL_SECONDS)  # closed: the process is about to end
         line, _, self._unread = self._unread.partition(b"\n")
         return answer.model_validate_json(line)
+
+    def _cause_is_known(self) -> bool:
+        """Whether it is known why the workers end: an error of their own, or that one was lost."""
+        own = any(not one["secondary"] for one in reports_in(self._folder))
+        return own or not _LOST.isdisjoint(self._children.exit_codes().values())
 
     def _end(self) -> None:
         for line in self._lines:

@@ -202,6 +202,7 @@ class AllReduceRun:
         """Write the summary once all checkpoints are written; nobody leaves before it is there.
 
         A loop that is left behind the last step of an epoch, as early stopping does, has ended it.
+        Of one that is left before, the steps are kept.
         """
         steps = self._sharing.steps
         if self._batches is not None and steps is not None and self.state.step == len(steps):
@@ -209,6 +210,10 @@ class AllReduceRun:
             self._end_epoch()
             if self._setup.average:
                 self._setup.average.leave()
+        elif any(self._group.gather(self._checkpoints.misses(self.state.steps))):
+            if self.stepper.tally.stop:  # it came with the very last step
+                self._stop_now()
+            self._keep_steps()
         self._checkpoints.settle()
         self._recorder.finish()
         self._group.barrier()
@@ -235,8 +240,7 @@ class AllReduceRun:
         if tally.stop:
             self._stop_now()
         if tally.checkpoint:
-            self._merge_buffers()
-            self._checkpoint("last")
+            self._keep_steps()
 
     def _take_into_average(self) -> None:
         """Take the weights into their average, once after each step that has changed them.
@@ -369,11 +373,16 @@ class AllReduceRun:
         self.state.meter.checkpoint += self._checkpoints.save(name, self.state, share)
         self._clock.restart()
 
+    def _keep_steps(self) -> None:
+        """Write ``last`` with the steps so far, all workers together, once the average has them."""
+        self._take_into_average()
+        self._merge_buffers()
+        self._checkpoint("last")
+
     def _stop_now(self) -> None:
         """Write a checkpoint, all workers together, and raise what ends the run."""
         number = max(self._group.gather(self._setup.stop.number))
-        self._merge_buffers()
-        self._checkpoint("last")
+        self._keep_steps()
         self._checkpoints.settle()
         where = f"at epoch {self.state.epoch + 1}, {self._position}"
         raise stopped(number, self._plan.job.goal.deadline, where)

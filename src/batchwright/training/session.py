@@ -30,7 +30,7 @@ from batchwright.distributed.group import Group, loss_behind
 from batchwright.distributed.joining.environments import adopt, found
 from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
 from batchwright.distributed.server_child import SERVER
-from batchwright.errors import FileError, Interrupted, NewPlan, PlanError
+from batchwright.errors import FileError, Interrupted, NewPlan, PlanError, TrainingError
 from batchwright.records import Plan, Stage
 from batchwright.records.documents import record_of, refuse_no_path, write_record
 from batchwright.records.text.problems import printable
@@ -63,7 +63,13 @@ from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.pipeline import ImagePipeline
-from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
+from batchwright.workload.host import (
+    enter,
+    gpu_failure,
+    is_out_of_memory,
+    prepare_process,
+    worker_threads,
+)
 from batchwright.workload.passes.recomputation import recompute
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
@@ -184,8 +190,8 @@ class Session:
                 write_record(self.plan, folder / "plan.json")  # for the reporter
                 self._reporter = ReporterProcess(folder, service, follow_advice=follow_advice)
                 self._print_lines(self._reporter)
-        except BaseException:
-            self._close(failed=True)
+        except BaseException as error:
+            self._close(error)
             raise
 
     def _open(
@@ -447,6 +453,12 @@ class Session:
         try:
             if error is None:
                 self._run.finish()
+            elif failure := gpu_failure(error):
+                raise TrainingError(
+                    f"the GPU of {self._group.places[self.rank]} has failed: {failure}; often a "
+                    "label is no class, or an index is out of range: CUDA_LAUNCH_BLOCKING=1 shows "
+                    "the line; then resume from the last checkpoint"
+                ) from error
             elif (lost := loss_behind(error)) is not None:
                 raise lost from error
             elif is_out_of_memory(error):
@@ -465,7 +477,7 @@ class Session:
                 self._reporter.end(*outcome_of(ended))
                 self._print_lines(self._reporter)
                 self._reporter = None
-            self._close(failed=not isinstance(ended, None | Interrupted | NewPlan))
+            self._close(None if isinstance(ended, Interrupted | NewPlan) else ended)
         if isinstance(error, Interrupted) and self._exit_on_stop:
             if self.rank == 0:
                 kept = f"; continue with resume=True in {self._folder}" if self._folder else ""
@@ -504,8 +516,9 @@ class Session:
         for line in reporter.lines():
             _say(line)
 
-    def _close(self, *, failed: bool) -> None:
-        if failed:  # first, or whatever waits for the device may wait for a worker that is gone
+    def _close(self, error: BaseException | None) -> None:
+        # First, or whatever waits for the device may wait for a worker that is gone.
+        if error is not None:
             self._group.give_up()
         if self._reporter is not None:  # the session could not even begin
             self._reporter.end("failed", None)
@@ -518,7 +531,7 @@ class Session:
         if self._held_out is not None:
             self._held_out[1].close()
         self._stop.close()
-        self._group.close()
+        self._group.close(error)
         if self._lock is not None:
             self._lock.close()
 

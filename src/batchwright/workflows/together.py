@@ -369,7 +369,7 @@ class _Work:
         except BaseException as error:
             if not isinstance(error, BatchwrightError | KeyboardInterrupt):
                 traceback.print_exc()
-            self._helper.close(failed=True)
+            self._helper.close(error)
             raise
 
     def _find(self, gathering: Gathering, order: Mapping[str, Any]) -> None:

@@ -238,6 +238,8 @@ _OUT_OF_MEMORY = (
     "Cuda failure 2 'out of memory'",  # NCCL from 2.19 on
     "Failed to CUDA ",  # calloc, malloc, host alloc: NCCL, too
     "NVML_SUCCESS == ",  # PyTorch's allocator, where it may not look who has the memory (MIG)
+)
+_OF_LIBRARIES = (  # which may also be said where the GPU has failed
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # no room for a handle
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -246,6 +248,18 @@ _OUT_OF_MEMORY = (
     "CUDNN_STATUS_NOT_SUPPORTED",  # no convolution kernel fits into the free memory
     "Unable to find a valid cuDNN algorithm",  # the same in older versions
     "unable to find an engine to execute this computation",
+    "CUDNN_STATUS_EXECUTION_FAILED",  # of many causes, of which memory is one where little is free
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_INTERNAL_ERROR",
+)
+_EXECUTION = re.compile("CU(DNN|BLAS)_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_INTERNAL_ERROR")
+_LITTLE = 2**28  # bytes, assumed: kernels and the stacks of their threads take 10 to 100 MiB
+
+_GPU_FAILURES = re.compile(  # texts of CUDA (and HIP) after which a process cannot use its GPU
+    "device-side assert triggered|an illegal memory access was encountered|misaligned address"
+    "|an illegal instruction was encountered|unspecified launch failure|hardware stack error"
+    "|invalid program counter|operation not supported on global/shared address space"
+    "|the launch timed out and was terminated|uncorrectable (ECC|NVLink) error"
 )
 
 
@@ -254,11 +268,37 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     cuBLAS and cuDNN allocate memory of their own. An error of theirs with another cause is raised
     again with the smallest micro-batch; the line that then ends a training, an evaluation or a
-    probe quotes it.
+    probe quotes it. Behind a `gpu_failure` they cannot allocate anything either: then it is none.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(one in str(error) for one in _OUT_OF_MEMORY)
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    if not any(one in text for one in _OF_LIBRARIES):
+        return any(one in text for one in _OUT_OF_MEMORY)
+    free, failed = _free_on_gpu()
+    return not failed and (free < _LITTLE or not _EXECUTION.search(text))
+
+
+def gpu_failure(error: BaseException) -> str:
+    """What has made the GPU useless for this process, if ``error`` says so; else empty.
+
+    Each later call on the GPU fails, too, so nothing can be repeated, and memory is not the cause.
+    """
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    if any(one in text for one in _OF_LIBRARIES):
+        text += _free_on_gpu()[1]
+    found = _GPU_FAILURES.search(text)
+    return found[0] if found else ""
+
+
+def _free_on_gpu() -> tuple[int, str]:
+    """Free bytes of the GPU in use, 0 if none is; and, if it has failed, what it says instead."""
+    if not torch.cuda.is_initialized():
+        return 0, ""
+    try:
+        return torch.cuda.mem_get_info()[0], ""
+    except RuntimeError as error:
+        return 0, str(error)
 
 
 def release_memory(device: torch.device) -> None:

@@ -46,8 +46,7 @@ _MEETING_SECONDS = 120.0
 _SILENT_SECONDS = 60.0  # without a beat: a process that imports or opens a GPU may miss many
 _TELL_SECONDS = 8.0  # longer than processes usually are apart
 _CLOCK_SECONDS = 30.0  # by which clocks may differ; a busy host may look at its own late
-_LAST_SECONDS = 10.0  # for the word that says why an exchange broke, and for all to take leave
-_FIRST_SECONDS = 2.0  # between the first report of an error and that of the error behind it
+_LAST_SECONDS = 10.0  # for worker 0 to end its command after an error, and for all to take leave
 _STOP_SECONDS = 5.0  # within which a launcher that signals all processes has signalled them
 _POLL_SECONDS = 0.02
 
@@ -225,15 +224,7 @@ class Gathering:
         try:
             yield
         except LostWorkerError:
-            limit = time.monotonic() + _LAST_SECONDS
-            while self._roll_call is not None:
-                last = time.monotonic() > limit or self._roll_call.all_ended()
-                if self._has("failed"):  # a worker that only lost another may be the first to say
-                    limit = min(limit, time.monotonic() + _FIRST_SECONDS)
-                self._raise_failed(secondary=False)
-                if last:
-                    break
-                time.sleep(_POLL_SECONDS)
+            self._raise_failed(secondary=False)  # it is noted before the group is left
             raise
 
     # ----------------------------------------------------------------------------- the others' part
@@ -271,17 +262,24 @@ class Gathering:
                 raise
             self._tell(f"answer/{self._orders}/{self.started.rank}", json.dumps(answer))
 
-    def _fail(self, error: Exception) -> Ended | None:
-        """Report an error to worker 0; returns the end of its command, if it tells."""
+    def note_failure(self, error: Exception) -> None:
+        """Note the error that ends this worker, for worker 0 to raise in place of its loss."""
+        if not self.started.rank:
+            return
         failed = {
             "message": one_line(error),
             "code": error.exit_code if isinstance(error, BatchwrightError) else 1,
             "secondary": isinstance(error, LostWorkerError),
         }
-        limit = time.monotonic() + _LAST_SECONDS
         with suppress(LostWorkerError):  # the store may be gone
             self._tell(f"failed/{self.started.rank}", json.dumps(failed))
             self._tell("failed", "")
+
+    def _fail(self, error: Exception) -> Ended | None:
+        """Report an error to worker 0; returns the end of its command, if it tells."""
+        limit = time.monotonic() + _LAST_SECONDS
+        self.note_failure(error)
+        with suppress(LostWorkerError):  # the store may be gone
             if self._roll_call is not None:  # else others would wait for this one until a timeout
                 with self._explaining_silence():
                     self._roll_call.say_failed()

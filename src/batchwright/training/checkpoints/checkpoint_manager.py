@@ -193,6 +193,11 @@ class CheckpointManager:
         """Whether ``last`` is to be written, on rank 0 as `Writer.due`; the others say no."""
         return self._writer is not None and self._group.rank == 0 and self._writer.due(steps)
 
+    def misses(self, steps: int) -> bool:
+        """Whether there is no ``last`` of so many steps, on rank 0; the others say no."""
+        first, writer = self._group.rank == 0, self._writer
+        return first and writer is not None and writer.saved_steps < steps
+
     def save(self, name: str, state: RunState, share: float) -> float:
         """Copy the state, to be written to ``checkpoints/NAME.pt`` once the disk is free.
 

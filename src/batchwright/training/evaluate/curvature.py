@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from batchwright.errors import TrainingError
 from batchwright.training.batches.feeding import like_mapping, like_sequence
-from batchwright.workload.host import is_out_of_memory, release_memory
+from batchwright.workload.host import gpu_failure, is_out_of_memory, release_memory
 
 MAX_SAMPLES = 128
 """Most samples of the batch; second derivatives keep several times a training step's memory."""
@@ -105,7 +105,7 @@ def largest_eigenvalue(gradient: Sequence[Tensor], parameters: Sequence[Tensor])
         try:
             return _derivatives(cast("Tensor", inner), parameters, keep=True, graph=False)
         except RuntimeError as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or gpu_failure(error):
                 raise
             raise TrainingError(
                 f"track=hessian: the network has no second derivative ({str(error).splitlines()[0]}"

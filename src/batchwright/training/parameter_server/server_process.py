@@ -153,6 +153,7 @@ class ServerProcess:
             self._recorder.finish(rounds=tuple(self._coordinator.round_log.rounds))
             self._dismiss(Farewell())
         finally:
+            _tell_parent({"ends": ""})  # before connections close: what is left may take long
             self._over.set()
             self._listener.close()
             self._checkpoints.close()
@@ -230,7 +231,7 @@ class ServerProcess:
             if rank is not None:
                 self._coordinator.lose(rank, link, str(error))
         except Exception as error:  # noqa: BLE001 - such as a full disk: it concerns all
-            self._problems.append(error)
+            self._fail(error)
         finally:
             self._unproven.remove(link)
             link.close()
@@ -285,7 +286,12 @@ class ServerProcess:
             try:
                 self._coordinator.give_up(order["gone"])
             except Exception as error:  # noqa: BLE001 - as above
-                self._problems.append(error)
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End the server for an error; the parent hears of it before any connection is closed."""
+        _tell_parent({"ends": str(error)})
+        self._problems.append(error)
 
 
 def _orders() -> Iterator[dict[str, Any]]:

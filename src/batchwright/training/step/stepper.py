@@ -50,6 +50,11 @@ _NO_GRADIENT = (
     "detach() or no_grad(), and is any parameter trained (requires_grad)?"
 )
 
+_OWN_BACKWARD = (
+    "session.step() got no loss, but the loop has called backward() for this batch: leave that out "
+    "and give step(loss), or call session.backward(part) for each part of the loss"
+)
+
 Loss = Tensor | Callable[[], Tensor]
 """A mean loss, or a function that computes it: forward pass and all."""
 
@@ -199,6 +204,8 @@ class Stepper:
             if micro.last:
                 self._reducer.arm()  # from here on a bucket of gradients is sent once it is full
             self.backward(loss, weight)
+        elif micro.weight is None and any(p.grad is not None for p in self._reducer.parameters):
+            raise RuntimeError(_OWN_BACKWARD)  # it would not count, and nothing would be trained
         self.leave_autocast()
         self._micro = None
         if not (micro.last or self._failed):

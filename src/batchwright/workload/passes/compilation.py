@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from batchwright.errors import BatchwrightError
-from batchwright.workload.host import is_out_of_memory
+from batchwright.workload.host import gpu_failure, is_out_of_memory
 
 BACKEND: str | Callable[..., Any] = "inductor"
 """The backend argument of `torch.compile`; tests set a quicker one."""
@@ -58,7 +58,7 @@ class Compilation:
 
         An error of the network's own comes again without the compiler.
         """
-        if self.failure or not self.on or isinstance(error, BatchwrightError):
+        if self.failure or not self.on or isinstance(error, BatchwrightError) or gpu_failure(error):
             return False
         self.failure = failure_words(error)
         return True
