@@ -530,13 +530,12 @@ def test_code_named_in_a_sweeps_file_is_run_only_if_named_again(place, instantly
 def test_a_stopped_sweep_says_the_whole_command_that_goes_on(job, grid, words):
     job = Job(**job)
     swept = read_grid(job, grid)
-    command = verb._resuming_command(Path("a"), job, swept, cells_of(job, swept, [0, 1]))
-    first, _, found = command.partition(" --out a")
-    assert first == "batchwright sweep --resume"
-    assert sorted(found.split()) == sorted(words)
-    with pytest.raises(Interrupted) as stopped, telling_how_to_resume(command):
+    resumable = verb._resumable(Path("a"), job, swept, cells_of(job, swept, [0, 1]))
+    with pytest.raises(Interrupted) as stopped, resumable:
         raise Interrupted(15, "stopped")
-    assert str(stopped.value) == f"stopped; continue with `{command}`"
+    first, _, found = str(stopped.value).partition(" --out a")
+    assert first == "stopped; continue with `batchwright sweep --resume"
+    assert sorted(found.removesuffix("`").split()) == sorted(words)
 
 
 def test_a_signal_that_unwinds_says_what_goes_on_and_a_programs_own_stays():

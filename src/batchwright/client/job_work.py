@@ -14,6 +14,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -166,8 +167,9 @@ class JobWork:
             raise Unable(f"this agent cannot read it ({error})") from None
         for key in job.code_keys:
             text = getattr(job, key)
-            if not _is_installed(text):
-                raise Unable(f"{key}={text}: its package is not installed here")
+            with suppress(ImportError, ValueError):  # the verb says what is wrong with it
+                if find_spec(text.partition(":")[0].partition(".")[0]) is None:
+                    raise Unable(f"{key}={text}: its package is not installed here")
         documents = (self._lease.profile, self._lease.plan)
         for asked in (job, *(document.job for document in documents if document is not None)):
             problem = not_allowed(self._allow, asked)
@@ -395,15 +397,6 @@ class CheckpointProgress:
             except (ValueError, TypeError, LookupError, ZeroDivisionError):
                 continue  # a line of another kind, or cut off at its begin
         return None
-
-
-def _is_installed(text: str) -> bool:
-    """Whether the package of an import string is here; nothing of it is imported."""
-    package = text.partition(":")[0].partition(".")[0]
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):  # the verb says what is wrong with it
-        return True
 
 
 def code_words(job: Job) -> list[str]:

@@ -78,9 +78,12 @@ class Reporter:
         end = float("inf")
         wait: float | None = 0.0
         while wait is not None:
-            order = self._ordered(wait)
-            if order is not None:
-                self._order, end = order, time.monotonic() + order.seconds
+            if self._order is not None:
+                time.sleep(wait)
+            else:
+                with suppress(queue.Empty):
+                    self._order = self._orders.get(timeout=wait)
+                    end = time.monotonic() + self._order.seconds
             if time.monotonic() >= end:
                 break
             wait = self._turn_safely()
@@ -88,15 +91,6 @@ class Reporter:
                 wait = max(0.0, min(wait, 1.0, end - time.monotonic()))
         self._keep()
         return wait is None
-
-    def _ordered(self, seconds: float) -> Order | None:
-        """Wait ``seconds``; returns the order to finish if it arrives meanwhile."""
-        if self._order is not None:
-            time.sleep(seconds)
-            return None
-        with suppress(queue.Empty):
-            return self._orders.get(timeout=seconds) if seconds else self._orders.get_nowait()
-        return None
 
     def _turn_safely(self) -> float | None:
         """Take a turn; an error is told once. Returns the seconds until the next turn; ``None`` if

@@ -142,23 +142,18 @@ class ReporterProcess:
         self._own.extend(self._process.lines())
         self._process = None
         with suppress(BatchwrightError):
-            self._tell_what_is_left(outcome, error)
-
-    def _tell_what_is_left(self, outcome: str, error: str | None) -> None:
-        report = read_report(self._folder)
-        if report is None or report.told:
-            return
-        if report.state != outcome:  # the reporter had no time to write it, or had ended
-            report = report.to(state=outcome, error=error)
-            write_report(self._folder, report)
-        left = max(0, Lines(self._folder / METRICS).count() - report.next)
-        what = (
-            f"{left} line{'s' if left != 1 else ''} of this run" if left else "the end of this run"
-        )
-        self._own.append(
-            f"{what} could not be sent to {report.url} yet; "
-            f"`{shlex.join(['batchwright', 'send', str(self._folder)])}` sends what is left"
-        )
+            report = read_report(self._folder)
+            if report is None or report.told:
+                return
+            if report.state != outcome:  # the reporter had no time to write it, or had ended
+                report = report.to(state=outcome, error=error)
+                write_report(self._folder, report)
+            left = max(0, Lines(self._folder / METRICS).count() - report.next)
+            what = f"{left} line{'s' if left != 1 else ''}" if left else "the end"
+            self._own.append(
+                f"{what} of this run could not be sent to {report.url} yet; "
+                f"`{shlex.join(['batchwright', 'send', str(self._folder)])}` sends what is left"
+            )
 
 
 @contextmanager

@@ -166,7 +166,15 @@ class Sender:
                 continue
             epoch = _count_in(advice, "taken")
             if epoch is not None:
-                self._report_taken(number, epoch)
+                address = f"/v1/runs/{self.report.run}/advice/{number}/taken"
+                try:
+                    self._service.put(address, {"epoch": epoch})
+                    self._plan_version = (0, 0)  # no file's version: the new plan is sent
+                except ServiceError as error:  # it would refuse it again, and the rest matters more
+                    if error.status not in (404, 422):
+                        raise
+                    text = f"advice {number} was taken, which the service does not note: {error}"
+                    self._tell(text)
             self.report = self.report.to(advice_told=number)
         newest = _version_of(self._folder / "plan.json")
         if self._plan_version is not None and self._plan_version != newest:
@@ -327,19 +335,6 @@ class Sender:
             return None  # damaged advice must not keep the end of the run from being sent
         ours = isinstance(advice, dict) and advice.get("run") == self.report.run
         return advice if ours else None
-
-    def _report_taken(self, number: int, epoch: int) -> None:
-        """Report that advice is followed from a zero-based epoch on."""
-        address = f"/v1/runs/{self.report.run}/advice/{number}/taken"
-        try:
-            self._service.put(address, {"epoch": epoch})
-        except ServiceError as error:
-            if error.status not in (404, 422):
-                raise
-            # The service would refuse it again; the rest of the run and its end matter more.
-            self._tell(f"advice {number} was taken, which the service does not note: {error}")
-            return
-        self._plan_version = (0, 0)  # no file's version: the new plan is sent
 
 
 def _json_in(path: Path) -> bytes:

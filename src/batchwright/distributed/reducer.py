@@ -290,7 +290,11 @@ class Reducer:
             total = self._exchange(tally, share, queued)
             self._record_order(total)
         else:
-            total = self._sum_up(tally, share, queued)
+            if self._norms is not None:  # of the micro-batches before the last
+                self.take(share)
+                for parameter, gradient in zip(self.parameters, self._sums, strict=True):
+                    parameter.grad = gradient
+            total = self._read_norms(tally, self._norms, self._own_sqr_norms(), queued)
         self._reset()
         return total
 
@@ -489,17 +493,6 @@ class Reducer:
         )
 
     # --------------------------------------------------------------------------------- one worker
-
-    def _sum_up(self, tally: Tally, share: float, queued: QueuedWork | None) -> Tally:
-        """Put the sums over the micro-batches into ``.grad``, and their norms into the tally."""
-        squares = self._own_sqr_norms()
-        if self._norms is None:
-            return self._read_norms(tally, None, squares, queued)
-        totals = summed(self._sums, [p.grad for p in self.parameters])
-        for parameter, total in zip(self.parameters, totals, strict=True):
-            parameter.grad = total
-        local = self._norms + squares / (share or 1.0)
-        return self._read_norms(tally, local, self._own_sqr_norms(), queued)
 
     def _read_norms(
         self, tally: Tally, local: Tensor | None, squares: Tensor, queued: QueuedWork | None

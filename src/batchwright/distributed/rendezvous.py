@@ -275,9 +275,25 @@ def interface_towards(address: str) -> str | None:
     ``None`` where there is no such route, or the system (other than Linux) cannot be asked.
     """
     own = _address_towards(address)
-    if own is None:
+    if own is None or sys.platform != "linux":
         return None
-    return next((name for name, known in _addresses() if known == own), None)
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():  # one IPv4 address of each, and all IPv6 addresses
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF_INTERFACE, request)
+            except OSError:
+                continue  # it has no IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == own:
+                return name
+    listing = Path("/proc/net/if_inet6")
+    for line in listing.read_text(encoding="utf-8").splitlines() if listing.exists() else ():
+        digits, *_, name = line.split()
+        if socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)) == own:
+            return name
+    return None
 
 
 def _address_towards(address: str, family: int = 0) -> str | None:
@@ -290,25 +306,3 @@ def _address_towards(address: str, family: int = 0) -> str | None:
     except OSError:
         return None
     return own
-
-
-def _addresses() -> list[tuple[str, str]]:
-    """(interface, address) of this host, one IPv4 address and all IPv6 addresses of each."""
-    if sys.platform != "linux":
-        return []
-    import fcntl
-
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF_INTERFACE, request)
-            except OSError:
-                continue  # it has no IPv4 address
-            found.append((name, socket.inet_ntoa(answer[20:24])))
-    listing = Path("/proc/net/if_inet6")
-    for line in listing.read_text(encoding="utf-8").splitlines() if listing.exists() else ():
-        digits, *_, name = line.split()
-        found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
-    return found

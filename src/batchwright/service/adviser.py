@@ -37,7 +37,7 @@ class Adviser(BackgroundQueue):
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__(self._consider_if_there, "adviser", pause_seconds=PAUSE_SECONDS)
+        super().__init__("adviser", pause_seconds=PAUSE_SECONDS)
         self._store = store
         # By run: row of the plan, and measured time, when it was considered last.
         self._considered: OrderedDict[str, tuple[str, float]] = OrderedDict()
@@ -92,6 +92,6 @@ class Adviser(BackgroundQueue):
             self._considered.popitem(last=False)
         return news
 
-    def _consider_if_there(self, run: str) -> None:
+    def _do(self, run: str, /) -> None:
         with suppress(NotFound):  # deleted meanwhile
             self.consider(run)

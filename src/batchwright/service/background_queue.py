@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
 
 from batchwright.service.store import Store
 
@@ -15,13 +15,12 @@ PAUSE_SECONDS = 0.05
 """Between two transactions that remove something, so that others can write."""
 
 
-class BackgroundQueue:
+class BackgroundQueue(ABC):
     """A queue of names, and a thread that does something for each while there are any.
 
     A name is not queued twice. An error is logged, and the work goes on with the next name.
 
     Args:
-        do: Called with each name.
         name: Name of the thread, also for the log.
         pause_seconds: Pause after all names that waited, before those that were added meanwhile.
 
@@ -29,10 +28,8 @@ class BackgroundQueue:
         closed: Set once no name is taken any more; long work is to end then.
     """
 
-    def __init__(
-        self, do: Callable[[str], object], name: str, *, pause_seconds: float = 0.0
-    ) -> None:
-        self._do, self._name, self._pause = do, name, pause_seconds
+    def __init__(self, name: str, *, pause_seconds: float = 0.0) -> None:
+        self._name, self._pause = name, pause_seconds
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, None] = OrderedDict()
         self._thread: threading.Thread | None = None
@@ -63,6 +60,10 @@ class BackgroundQueue:
             self._waiting.clear()
         self.wait(seconds)
 
+    @abstractmethod
+    def _do(self, name: str, /) -> None:
+        """Do what a name stands for."""
+
     def _work(self) -> None:
         while True:
             with self._lock:
@@ -87,14 +88,14 @@ class Remover(BackgroundQueue):
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__(self._remove, "remover")
+        super().__init__("remover")
         self._store = store
 
     def soon(self) -> None:
         """Have deleted runs and replaced artifacts removed soon; after an error, in an hour."""
         self.add("what is gone")
 
-    def _remove(self, _: str) -> None:
+    def _do(self, _: str, /) -> None:
         for run in self._store.runs.to_remove():
             while self._store.runs.remove_some(run):
                 if self.closed.wait(PAUSE_SECONDS):

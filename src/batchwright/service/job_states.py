@@ -201,8 +201,18 @@ def report(
         if state == job.state or (state == "queued" and job.state == "planned"):
             return job  # this very report has ended the lease, and its answer was lost
         raise Conflict(f"the job is {job.state}, and its lease has ended: lease again")
-    job = _further(job, plan, job.trained if trained is None else trained)
-    job = replace(job, expires=expires, heard=True, has_plan=job.has_plan or plan)
+    trained = job.trained if trained is None else trained
+    # Once the job is further than ever before, losses are forgotten.
+    further = trained > job.furthest or (plan and not job.has_plan)
+    job = replace(
+        job,
+        expires=expires,
+        heard=True,
+        has_plan=job.has_plan or plan,
+        trained=trained,
+        furthest=max(job.furthest, trained),
+        lost=0 if further else job.lost,
+    )
     if state is None or state == job.state:
         return job
     match state:
@@ -241,17 +251,6 @@ def lose(job: Standing) -> Standing:
         f"it lost its agent {job.lost} times without getting any further, the last time "
         f"{job.agent} while {job.state}: look there at what ended it (memory?), and submit the job "
         "again",
-    )
-
-
-def _further(job: Standing, plan: bool, trained: float) -> Standing:
-    """Update how far the job is; once it is further than ever before, losses are forgotten."""
-    further = trained > job.furthest or (plan and not job.has_plan)
-    return replace(
-        job,
-        trained=trained,
-        furthest=max(job.furthest, trained),
-        lost=0 if further else job.lost,
     )
 
 

@@ -79,6 +79,15 @@ def refusal(path: Path, error: OSError, instead: str = _INSTEAD) -> FileError:
     return FileError(f"cannot write {path}: {error.strerror}; {instead}")
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of a folder's files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def end_of_lines(file: BinaryIO) -> int:
     """The offset in bytes at which the last whole line of a file ends.
 

@@ -121,21 +121,14 @@ def _collectives() -> Finding:
     problem = ""
     if not {*interface.split(",")} <= {*known}:
         problem = f"there is no such interface (known: {', '.join(known)}): GLOO_SOCKET_IFNAME"
-    elif not _loopback_works():
-        problem = "127.0.0.1 does not answer: check the loopback interface"
+    else:
+        try:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                socket.create_connection(server.getsockname(), timeout=5).close()
+        except OSError:
+            problem = "127.0.0.1 does not answer: check the loopback interface"
     why = "GLOO_SOCKET_IFNAME" if asked else "loopback, on one host"
     return Finding("collectives", f"{interface} ({why})", problem)
-
-
-def _loopback_works() -> bool:
-    with socket.socket() as server:
-        try:
-            server.bind(("127.0.0.1", 0))
-            server.listen(1)
-            with socket.create_connection(server.getsockname(), timeout=5):
-                return True
-        except OSError:
-            return False
 
 
 def _shared_memory() -> Finding:

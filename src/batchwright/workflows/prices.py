@@ -356,8 +356,15 @@ def _offers(
     most: int | None,
 ) -> Iterator[WorkerKind]:
     """The offers for a measured kind: on demand, and spot."""
-    # Of several names that match, the longest: an A100-80GB is no A100.
-    names = [name for name in offered if _same(name, kind)]
+    # A catalogue's name is the kind's, or all its words are in the kind's name. Of several such
+    # names, the longest: an A100-80GB is no A100.
+    word = re.compile("[a-z0-9.]+")
+    own = set(word.findall(kind.lower()))
+    names = [
+        name
+        for name in offered
+        if name.lower() == kind.lower() or set() < set(word.findall(name.lower())) <= own
+    ]
     if not names:
         return
     rows = offered[max(names, key=len)]
@@ -369,10 +376,3 @@ def _offers(
     if spots:
         usual = WorkerKind(kind=kind, count=count, price=min(spots))
         yield _spot(usual, min(spots))
-
-
-def _same(name: str, kind: str) -> bool:
-    """Whether a catalogue's name is a measured kind's, or all its words are in that kind's name."""
-    words = re.findall("[a-z0-9.]+", name.lower())
-    own = re.findall("[a-z0-9.]+", kind.lower())
-    return name.lower() == kind.lower() or (bool(words) and set(words) <= set(own))

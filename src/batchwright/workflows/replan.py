@@ -335,25 +335,18 @@ def _with_fewer(profile: Profile, workers: int) -> Profile:
     counts = sorted({point.workers for point in profile.steps})
     if workers >= counts[0]:
         return profile
-    steps = [_moved_to(point, workers) for point in profile.steps if point.workers == counts[0]]
+    change = {"workers": workers}
+    steps = [one for one in profile.steps if one.workers == counts[0]]
+    if workers == 1:
+        steps = [_moved(one, 1.0, -one.sync_seconds) for one in steps]
     exchanges = [
-        one.model_copy(update={"workers": workers})
-        for one in profile.collectives
-        if one.workers == counts[0]
+        one.model_copy(update=change) for one in profile.collectives if one.workers == counts[0]
     ]
     return profile.model_copy(
         update={
-            "steps": tuple(steps),
+            "steps": tuple(one.model_copy(update=change) for one in steps),
             "collectives": tuple(exchanges) if workers > 1 else (),
-            "job": profile.job.model_copy(update={"workers": workers}),
-            "cluster": profile.cluster.model_copy(update={"workers": workers}),
+            "job": profile.job.model_copy(update=change),
+            "cluster": profile.cluster.model_copy(update=change),
         }
     )
-
-
-def _moved_to(point: StepTime, workers: int) -> StepTime:
-    """A measured step as one of a smaller number of workers."""
-    if workers > 1:
-        return point.model_copy(update={"workers": workers})
-    alone = _moved(point.model_copy(update={"sync_seconds": 0.0}), 1.0, -point.sync_seconds)
-    return alone.model_copy(update={"workers": 1})

@@ -108,11 +108,9 @@ class Refinement:
             except BatchwrightError:  # too little is known yet, or no plan keeps, say, a deadline
                 self._plan = None
             self._ask_again = began + _PLANNING * (self._clock() - began)
-        if self._plan is None:
+        plan = self._plan
+        if plan is None:
             return OpenChoice()
-        return self._open_choice(model, self._plan)
-
-    def _open_choice(self, model: StepTimeModel, plan: Plan) -> OpenChoice:
         used = {
             self._place(stage.workers, stage.resolution, min(size, stage.micro_batch_size))
             for stage in plan.stages

@@ -173,19 +173,15 @@ def _forget_highest_resident() -> bool:
 
 
 def _highest_resident() -> int | None:
-    """Largest resident size since it was reset, plus the images not yet read, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 + _unread_images()
-    return None
-
-
-def _unread_images() -> int:
-    """Bytes of the mapped image files that this process has not read, at most the free bytes.
+    """Largest resident size since it was reset, plus the mapped images not yet read, in bytes.
 
     The kernel drops pages of a file before memory runs out, so a file larger than the free memory
-    is never resident as a whole.
+    is never resident as a whole: of what is not read, at most the free bytes count.
     """
+    status = Path("/proc/self/status").read_text().splitlines()
+    peak = next((line.split()[1] for line in status if line.startswith("VmHWM:")), None)
+    if peak is None:
+        return None
     unread, ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         key, *values = line.split()
@@ -193,4 +189,4 @@ def _unread_images() -> int:
             ours = line.endswith(PIXELS)
         elif ours and key in ("Size:", "Rss:"):
             unread += int(values[0]) * 1024 * (1 if key == "Size:" else -1)
-    return min(unread, free_memory(torch.device("cpu"), 1))
+    return int(peak) * 1024 + min(unread, free_memory(torch.device("cpu"), 1))

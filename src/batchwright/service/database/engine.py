@@ -62,9 +62,6 @@ WriteMeter = Callable[[float, float | None], None]
 `None` if the database refused it, for example because it was locked for too long."""
 
 
-def _unmetered(_waited: float, _took: float | None) -> None: ...
-
-
 class Database:
     """An engine, with one writer at a time for SQLite.
 
@@ -86,7 +83,7 @@ class Database:
         self._writing = engine.execution_options(writes=True)
         alone = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         self._autocommit = engine.execution_options(**alone)
-        self.meter: WriteMeter = _unmetered
+        self.meter: WriteMeter = lambda _waited, _took: None
         self._looked = time.monotonic() - LOOK_SECONDS  # when `_look` ended last
         self._trouble: Exception | None = None  # its error
         self._looking = threading.Lock()

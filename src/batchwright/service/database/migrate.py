@@ -40,26 +40,23 @@ def migrate(database: Database) -> None:
         if not database.is_sqlite:
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
         found = revision(connection)
-        if found != HEAD:  # else another process was quicker
-            _upgrade(connection, found)
+        if found == HEAD:
+            return  # another process was quicker
+        from alembic import command
+        from alembic.config import Config
+        from alembic.script import ScriptDirectory
 
-
-def _upgrade(connection: Connection, found: str | None) -> None:
-    from alembic import command
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-
-    config = Config()
-    config.set_main_option("script_location", "batchwright.service.database:migrations")
-    config.attributes["connection"] = connection
-    if found is None:
-        metadata.create_all(connection)
-        command.stamp(config, HEAD)
-        return
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if found not in known:
-        raise BatchwrightError(
-            f"the database is of a newer Batchwright (revision {found}); install that, or name "
-            "another with --database"
-        )
-    command.upgrade(config, HEAD)
+        config = Config()
+        config.set_main_option("script_location", "batchwright.service.database:migrations")
+        config.attributes["connection"] = connection
+        if found is None:
+            metadata.create_all(connection)
+            command.stamp(config, HEAD)
+            return
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if found not in known:
+            raise BatchwrightError(
+                f"the database is of a newer Batchwright (revision {found}); install that, or name "
+                "another with --database"
+            )
+        command.upgrade(config, HEAD)

@@ -36,15 +36,12 @@ class StoreFigures(Collector):
         """The metrics; where the database does not answer, only that."""
         metrics: list[Metric] = []
         with suppress(SQLAlchemyError), self._store.database.reading() as connection:
-            metrics = [
-                *self._queue(connection),
-                *self._agents(connection),
-                *self._sizes(connection),
-            ]
+            metrics = [*self._queue(connection), *self._sizes(connection)]
         yield _gauge("batchwright_database_up", "Whether the database answers.", bool(metrics))
         yield from metrics
 
     def _queue(self, connection: Connection) -> Iterator[Metric]:
+        """Jobs, and the agents that carry them out."""
         by_state = GaugeMetricFamily(
             "batchwright_jobs", "Jobs that are stored, by state.", labels=("state",)
         )
@@ -65,8 +62,6 @@ class StoreFigures(Collector):
         )
         lost.add_metric([], self._store.jobs.leases_lost)
         yield lost
-
-    def _agents(self, connection: Connection) -> Iterator[Metric]:
         there = heard_lately(self._store.clock(), self._store.settings.lease_seconds)
         busy = select(func.count(jobs.c.agent.distinct())).where(HELD)
         yield _gauge(

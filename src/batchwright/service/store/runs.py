@@ -60,6 +60,8 @@ LONGEST_NAME = 1000
 LONGEST_KNOWN = 32 * 1024
 """Maximum characters of a plan that stays in memory as a record, ten times as large."""
 
+_known_plan = lru_cache(maxsize=100)(Plan.model_validate_json)  # the adviser asks after each epoch
+
 Identifiers = list[str]
 
 _EMPTIED = and_(runs.c.outcome == DELETED, runs.c.plan == "")
@@ -235,7 +237,9 @@ class Runs(Part):
     def plan(self, identifier: str) -> Plan:
         """The plan that a run follows now."""
         text = self._column(runs.c.plan, identifier)
-        return _read_plan(text) if len(text) <= LONGEST_KNOWN else Plan.model_validate_json(text)
+        if len(text) > LONGEST_KNOWN:
+            return Plan.model_validate_json(text)
+        return _known_plan(text)
 
     def profile(self, identifier: str) -> Profile | None:
         """The profile that a run's plan was made from, if it was sent."""
@@ -324,12 +328,6 @@ class Runs(Part):
             state = "silent"
         own = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
         return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - own}, **own)
-
-
-@lru_cache(maxsize=100)  # the adviser needs a run's plan after each epoch
-def _read_plan(text: str) -> Plan:
-    """A plan from its JSON."""
-    return Plan.model_validate_json(text)
 
 
 def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping | None:

@@ -21,6 +21,7 @@ import torch
 
 from batchwright.errors import FileError
 from batchwright.records import Plan
+from batchwright.storage.files import sync
 from batchwright.training.checkpoints.saved_values import from_plain, to_plain
 from batchwright.workload.task import load_tensors
 
@@ -56,23 +57,14 @@ def save_checkpoint(
         if mark is not None:  # before the sync, which takes long enough to be killed in
             with suppress(OSError):
                 mark.touch()
-        _sync_folder(path.parent)
+        with suppress(OSError):  # not every system can
+            sync(path.parent)
     except (OSError, RuntimeError) as error:
         aside.unlink(missing_ok=True)
         raise FileError(
             f"cannot write the checkpoint {path}: {_cause(error)}; "
             "the previous one, if any, is unharmed; free some space and use --resume"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder's new names to the disk, where the system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def about_network(plan: Plan, description: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,19 +161,15 @@ class CheckpointManager:
         """
         problem = None
         if self._group.rank == 0 and self._folder is not None:
-            problem = folder_problem(self._folder, may_exist) or self._unsaveable()
+            problem = folder_problem(self._folder, may_exist)
+            try:  # what cannot be kept is better known now than at a resume
+                refuse_unsaveable(dict(self._model.state_dict()), _MODEL)
+                refuse_unsaveable(self._optimizer.state_dict(), _OPTIMIZER)
+            except FileError as error:
+                problem = problem or str(error)
         problem = self._group.gather(problem)[0]
         if problem:
             raise FileError(problem)
-
-    def _unsaveable(self) -> str | None:
-        """Why model or optimizer cannot be kept, if so: better known now than at a resume."""
-        try:
-            refuse_unsaveable(dict(self._model.state_dict()), _MODEL)
-            refuse_unsaveable(self._optimizer.state_dict(), _OPTIMIZER)
-        except FileError as error:
-            return str(error)
-        return None
 
     def keep(self, name: str, thing: Any) -> None:
         """Put ``thing`` into checkpoints; after a resume its state is loaded at once.

@@ -344,7 +344,7 @@ class Rounds:
         epoch = self._epoch_at(start + min(length, left) // 2)
         usual = self._length(worker, epoch)
         index = self._plan.stage_of(epoch)
-        samples = self._to_the_end(start, self._with_the_epoch(start, min(usual, left), epoch))
+        samples = self._to_the_end(start, min(usual, left), epoch)
         ticket = RoundAssignment(
             number=self._number,
             worker=worker,
@@ -377,25 +377,21 @@ class Rounds:
         left = [worker not in self._gone for worker in self.ended]
         return [min(FEWEST, self._samples // sum(left)) if one else 0 for one in left]
 
-    def _with_the_epoch(self, start: int, samples: int, epoch: int) -> int:
-        """Length of a round of ``samples``, adapted to end its epoch where shares have changed.
+    def _to_the_end(self, start: int, samples: int, epoch: int) -> int:
+        """Length of a round of ``samples``, adapted to end its epoch where shares have changed, and
+        to leave no part of an epoch below `FEWEST`.
 
         After a change the rounds of an epoch may not add up to it. What is left of the epoch joins
         the round if it is less than any share and than half of the largest; a round that goes
         beyond the epoch by less than half of itself is cut. With shares that add up, neither
         happens: somebody's whole share is left, or nothing.
         """
-        if not (self.whole and (self._gone or self._speeds)):
-            return samples
-        stage = self._plan.stages[self._plan.stage_of(epoch)]
-        shares = [share for share in self.shares(stage) if share]
-        left = (epoch + 1) * self._samples - (start + samples)
-        if left > 0:
-            return samples + left if left < min(min(shares), max(shares) / 2) else samples
-        return samples + left if -2 * left < samples else samples
-
-    def _to_the_end(self, start: int, samples: int) -> int:
-        """Length of a round of ``samples``, adapted to leave no part of an epoch below `FEWEST`."""
+        if self.whole and (self._gone or self._speeds):
+            stage = self._plan.stages[self._plan.stage_of(epoch)]
+            shares = [share for share in self.shares(stage) if share]
+            left = (epoch + 1) * self._samples - (start + samples)
+            if -samples < 2 * left <= 0 or 0 < left < min(min(shares), max(shares) / 2):
+                samples += left
         beyond = (start + samples) % self._samples
         if beyond and self._samples - beyond < FEWEST:
             return samples + self._samples - beyond

@@ -88,8 +88,8 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
     make_folder(logs)
     kept = logs / "job"
     again = resuming_command(folder, job)
-    number = _kept_number(kept)
-    found = bool(number) and _is_there(number, kept, again)
+    number = _number_there(kept, again)
+    found = bool(number)
     if not found:
         text = script(folder.resolve(), job, command)
         write_text(text, folder / "slurm.sh")
@@ -122,29 +122,22 @@ def _missing_keys(kept: Path, job: Job, command: Sequence[str]) -> list[str]:
     ]
 
 
-def _kept_number(path: Path) -> str:
-    """The number of the Slurm job that was submitted before; empty if there was none.
+def _number_there(kept: Path, again: str) -> str:
+    """The number of the Slurm job that was submitted before; empty if there is none, or it ended.
 
     Raises:
         FileError: The file holds no number.
-    """
-    if not path.exists():
-        return ""
-    said = path.read_bytes().strip()
-    if not said.isdigit():
-        raise FileError(
-            f"{path} holds no number of a Slurm job: if `squeue --me` lists none of this run, "
-            "remove it, and give the command again"
-        )
-    return said.decode()
-
-
-def _is_there(number: str, kept: Path, again: str) -> bool:
-    """Whether a Slurm job has not ended yet.
-
-    Raises:
         JobError: Slurm does not answer. A second job might then write into the same folder.
     """
+    if not kept.exists():
+        return ""
+    said = kept.read_bytes().strip()
+    if not said.isdigit():
+        raise FileError(
+            f"{kept} holds no number of a Slurm job: if `squeue --me` lists none of this run, "
+            "remove it, and give the command again"
+        )
+    number = said.decode()
     limit = time.monotonic() + _SILENT_SECONDS
     while not (facts := _facts(number)):
         if time.monotonic() > limit:
@@ -154,7 +147,7 @@ def _is_there(number: str, kept: Path, again: str) -> bool:
                 "if the job is surely gone"
             )
         time.sleep(LOOK_SECONDS)
-    return facts["JobState"] not in _ENDED
+    return "" if facts["JobState"] in _ENDED else number
 
 
 def _sbatch(path: Path) -> str:
@@ -167,17 +160,13 @@ def _sbatch(path: Path) -> str:
     number = done.stdout.strip().partition(";")[0]
     if done.returncode == 0 and number.isdigit():
         return number
-    raise JobError(_refusal(f"{done.stderr}\n{done.stdout}"))
-
-
-def _refusal(said: str) -> str:
-    """The error message for a job that Slurm refused: why, and what to try."""
-    lines = [re.sub(r"^sbatch: (error: |fatal: )?", "", one).strip() for one in said.splitlines()]
+    said = f"{done.stderr}\n{done.stdout}".splitlines()
+    lines = [re.sub(r"^sbatch: (error: |fatal: )?", "", one).strip() for one in said]
     why = next((line for line in reversed(lines) if line), "it said nothing")
     why = why.removeprefix("Batch job submission failed: ")
     hints = (hint for word, hint in _HINTS if word in why.lower())
     hint = next(hints, "read slurm.sh in the run folder, and try `sbatch` on it")
-    return f"slurm refuses the job: {why}; {hint}"
+    raise JobError(f"slurm refuses the job: {why}; {hint}")
 
 
 def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:

@@ -353,13 +353,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else "'" if _is_read_otherwise(value) else None
+    # Other YAML readers, such as Go's, would read such a plain word as a number or boolean.
+    other = re.fullmatch(r"[yYnN]|[-+.]?\d[\d_.]*([eE][-+]?\d+)?|0[xXoObB]\w+", value)
+    style = "|" if "\n" in value else "'" if other else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-def _is_read_otherwise(value: str) -> bool:
-    """Whether other YAML readers, such as Go's, would read a plain word as a number or boolean."""
-    return bool(re.fullmatch(r"[yYnN]|[-+.]?\d[\d_.]*([eE][-+]?\d+)?|0[xXoObB]\w+", value))
 
 
 _Dumper.add_representer(str, _text)

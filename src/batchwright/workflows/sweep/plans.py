@@ -15,7 +15,7 @@ from pathlib import Path
 from batchwright.errors import BatchwrightError, Interrupted, PlanError, one_line
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.validation import PLANNING_KEYS
-from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
+from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Profile, SweptKey
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import setting_words
 from batchwright.reporting.render.progress import steps
@@ -129,32 +129,28 @@ class Planner:
     def _plan_given(self, key: str, group: Sequence[list[Cell]], folder: Path) -> None:
         """Plan settings with given batches, all in the format that is fastest at the largest batch.
 
-        They get the same format, since they are to be compared.
+        They get the same format, since they are to be compared. The sweep's folder keeps it.
         """
-        jobs = [self._ready[cells[0].name] for cells in group]
-        largest = max(jobs, key=lambda job: 0 if job.global_batch == "auto" else job.global_batch)
-        precision = self._format(key, largest, folder)
-        for cells, job in zip(group, jobs, strict=True):
-            chosen = job.model_copy(update={"precision": precision})
-            plan = plan_without_profile(chosen, self._data_of(job), self._network_of(job))
-            self._take(cells, plan)
-
-    def _format(self, key: str, job: Job, folder: Path) -> Precision:
-        """The number format for this job: from the sweep's folder, or compared now."""
         from batchwright.probing.commands import Compared
         from batchwright.probing.probe import compare_formats
 
-        digest = hashlib.sha256(f"{key}{job.global_batch}".encode()).hexdigest()[:12]
+        jobs = [self._ready[cells[0].name] for cells in group]
+        largest = max(jobs, key=lambda job: 0 if job.global_batch == "auto" else job.global_batch)
+        digest = hashlib.sha256(f"{key}{largest.global_batch}".encode()).hexdigest()[:12]
         kept = folder / "profiles" / f"format-{digest}.json"
         if kept.exists():
-            return read_record(kept, Compared).precision
-        logs = folder / "logs" / f"format-{digest}"
-        make_folder(logs)
-        make_folder(kept.parent)
-        workers = 1 if job.workers == "auto" else job.workers  # as `plan_without_profile` plans
-        compared = compare_formats(job.model_copy(update={"workers": workers}), logs)
-        write_record(compared, kept)
-        return compared.precision
+            compared = read_record(kept, Compared)
+        else:
+            logs = folder / "logs" / f"format-{digest}"
+            make_folder(logs)
+            make_folder(kept.parent)
+            workers = 1 if largest.workers == "auto" else largest.workers  # as planned below
+            compared = compare_formats(largest.model_copy(update={"workers": workers}), logs)
+            write_record(compared, kept)
+        for cells, job in zip(group, jobs, strict=True):
+            chosen = job.model_copy(update={"precision": compared.precision})
+            plan = plan_without_profile(chosen, self._data_of(job), self._network_of(job))
+            self._take(cells, plan)
 
     def _probed(self, key: str, jobs: Sequence[Job], folder: Path) -> Profile:
         """The profile for these jobs: from the sweep's folder, or measured now."""

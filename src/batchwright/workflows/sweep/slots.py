@@ -101,7 +101,18 @@ class Slots:
             together = max(1, min(sum(widths), places))
         else:
             together = at_once * widest
-            _refuse_too_many(machine, at_once, widest)
+            if at_once > 1 and together > machine.cores:
+                raise JobError(
+                    f"at_once={at_once} runs of {counted(widest, 'worker')} need {together} cores, "
+                    f"and there are {machine.cores}: give "
+                    f"at_once={max(1, machine.cores // widest)} or auto"
+                )
+            if at_once > 1 and widest > 1 and machine.gpus and together > len(machine.gpus):
+                raise JobError(
+                    f"at_once={at_once} runs of {widest} workers need {together} GPUs, and there "
+                    f"are {len(machine.gpus)}: give "
+                    f"at_once={max(1, len(machine.gpus) // widest)} or auto"
+                )
         self.threads = max(1, machine.cores // together)
         self._running = 0
         self._cores = 0
@@ -133,17 +144,3 @@ class Slots:
         if self._machine.gpus and sum(not users for users in self._users.values()) < width:
             return False
         return self._cores + width * self.threads <= self._machine.cores
-
-
-def _refuse_too_many(machine: Machine, at_once: int, widest: int) -> None:
-    processes = at_once * widest
-    if at_once > 1 and processes > machine.cores:
-        raise JobError(
-            f"at_once={at_once} runs of {counted(widest, 'worker')} need {processes} cores, and "
-            f"there are {machine.cores}: give at_once={max(1, machine.cores // widest)} or auto"
-        )
-    if at_once > 1 and widest > 1 and machine.gpus and processes > len(machine.gpus):
-        raise JobError(
-            f"at_once={at_once} runs of {widest} workers need {processes} GPUs, and there are "
-            f"{len(machine.gpus)}: give at_once={max(1, len(machine.gpus) // widest)} or auto"
-        )

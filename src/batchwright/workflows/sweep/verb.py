@@ -159,8 +159,7 @@ def sweep(
         planner.measure((cell for cell in cells if cell.name not in planner.plans), folder)
         _take_plans(folder, results, cells, planner)
         names = [one.key for one in swept]
-        _warn_of_doubts(names, cells, planner.plans)
-        _warn_of_optimizers(names, planner.plans.values())
+        _warn_of_settings(names, cells, planner.plans)
         _warn_of_crowding(planner.plans.values())
         stopped = _run(folder, results, cells, planner, most)
         found = results.sweep()
@@ -222,8 +221,10 @@ def _take_plans(folder: Path, results: Results, cells: Iterable[Cell], planner: 
         results.planned(cell.name, plan)
 
 
-def _warn_of_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Plan]) -> None:
-    """Warn once for each setting of a learning rate that may not be intended."""
+def _warn_of_settings(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Plan]) -> None:
+    """Warn once for each setting of a learning rate that may not be intended, and if settings
+    differ in the optimizer, which the grid does not name.
+    """
     warnings: dict[str, None] = {}
     for cell in cells:
         plan = plans.get(cell.name)
@@ -233,11 +234,7 @@ def _warn_of_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str,
             warnings[f"warning: {whole}"] = None
     for line in warnings:
         to_stderr(line)
-
-
-def _warn_of_optimizers(keys: Collection[str], plans: Collection[Plan]) -> None:
-    """Warn if settings differ in the optimizer, which the grid does not name."""
-    taken = sorted({plan.update for plan in plans})
+    taken = sorted({plan.update for plan in plans.values()})
     if len(taken) > 1 and "optimizer" not in keys:
         to_stderr(
             f"warning: optimizer=auto takes {' and '.join(taken)}, by setting, so these differ by "
@@ -271,7 +268,13 @@ def _run(
     waiting = [cell for cell in cells if results.cell(cell.name).state == "waiting"]
     todo = [(cell, plans[cell.name]) for cell in waiting]
     _write(results)
-    _warn_of_lost_checkpoints(folder, waiting)
+    for cell in waiting:
+        run = run_folder_of(folder, cell)
+        if (run / CHECKPOINTED).exists() and not has_checkpoint(folder, cell):
+            to_stderr(
+                f"warning: {cell.name}: no checkpoint to go on from is left in {run}, so it is "
+                "trained anew"
+            )
     progress = SweepProgress(total=len(cells), done=len(cells) - len(todo))
     with noting_signals() as noted, progress as shown:
         shown.expect({cell.name: plan.epochs for cell, plan in todo})
@@ -289,17 +292,6 @@ def _run(
         others = [cell for cell, _ in todo if cell.name not in mine]
         take_down(number, folder, others, watcher, stops)
         return next(iter(stops()), 0)
-
-
-def _warn_of_lost_checkpoints(folder: Path, cells: Iterable[Cell]) -> None:
-    """Warn of runs that start again because their checkpoints are gone."""
-    for cell in cells:
-        run = run_folder_of(folder, cell)
-        if (run / CHECKPOINTED).exists() and not has_checkpoint(folder, cell):
-            to_stderr(
-                f"warning: {cell.name}: no checkpoint to go on from is left in {run}, so it is "
-                "trained anew"
-            )
 
 
 def _slots(planner: Planner, most: AtOnce) -> Slots:
@@ -328,15 +320,10 @@ def _write(results: Results) -> None:
 def _resumable(
     folder: Path, job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]
 ) -> AbstractContextManager[None]:
-    """Inside, the message of a stop, or of a lost process, names the command that continues."""
-    command = _resuming_command(folder, job, swept, cells)
-    return telling_how_to_resume(command, LostWorkerError)
+    """Inside, the message of a stop, or of a lost process, names the command that continues.
 
-
-def _resuming_command(
-    folder: Path, job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]
-) -> str:
-    """The command that continues the sweep; it repeats import strings of the job and the grid."""
+    It repeats import strings of the job and the grid.
+    """
     values = {one.key: ",".join(map(str, one.values)) for one in swept}
     words = ["batchwright", "sweep", "--resume", "--out", str(folder)]
     for key in dict.fromkeys(key for cell in cells for key in cell.job.code_keys):
@@ -344,4 +331,4 @@ def _resuming_command(
             words += ["--grid", f"{key}={values[key]}"]
         else:
             words.append(f"{key}={getattr(job, key)}")
-    return shlex.join(words)
+    return telling_how_to_resume(shlex.join(words), LostWorkerError)

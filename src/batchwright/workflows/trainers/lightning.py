@@ -240,7 +240,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
                 parts.backward(lambda: back(loss, *more, **named))
 
             self._undo.callback(parts.close)
-            pl_module.training_step = _with_signature_of(step, training_step)
+            # Lightning inspects the signature.
+            training_step.__wrapped__ = step  # type: ignore[attr-defined]
+            pl_module.training_step = training_step
             pl_module.backward = backward
             for name in ("training_step", "backward"):
                 self._undo.callback(vars(pl_module).pop, name, None)
@@ -486,9 +488,3 @@ def _probe(
         finally:
             for one, mode in modes:
                 one.training = mode
-
-
-def _with_signature_of(step: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-    """``made`` with the signature of ``step``, which Lightning inspects."""
-    made.__wrapped__ = step  # type: ignore[attr-defined]
-    return made

@@ -29,6 +29,7 @@ from platformdirs import user_cache_path
 
 from batchwright.errors import FileError
 from batchwright.records import DataFacts
+from batchwright.storage.files import sync
 from batchwright.storage.locks import lock_file
 from batchwright.workload.data.image_store import ImageStore, Origin
 from batchwright.workload.data.store_writer import (
@@ -40,7 +41,6 @@ from batchwright.workload.data.store_writer import (
     StoredFile,
     StoreWriter,
     clear_errors,
-    sync,
 )
 
 Progress = Callable[[int, int, str], None]

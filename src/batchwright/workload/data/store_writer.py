@@ -17,6 +17,7 @@ from pydantic import Field
 
 from batchwright.errors import FileError
 from batchwright.records import DataFacts, Record
+from batchwright.storage.files import sync
 
 Part = Literal["train", "val"]
 """A part of a data set: training or held-out images."""
@@ -179,12 +180,3 @@ def clear_errors(folder: Path) -> Iterator[None]:
             f"the image cache {what}: {folder}: {error.strerror or error}; "
             f"set {CACHE_VARIABLE} to a folder that you can write, with enough room"
         ) from error
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
