@@ -361,6 +361,9 @@ def test_figures_are_declared_once_with_a_known_statistic_and_one_goal_at_most(n
         (Figure("a", "points", "interval", above=0.0), [-1.0, -1.1, -1.2], "no"),
         (Figure("a", "ratio", "median", near=(1.0, 0.1)), [0.95, 1.0, 1.05], "yes"),
         (Figure("a", "ratio", "median", near=(1.0, 0.1)), [0.95, 1.0, 1.6], "undecided"),
+        # A mean has a range, which does not tell how uncertain it is.
+        (Figure("a", "ratio", "mean", at_most=1.0), [0.5, 1.0, 2.0], "no"),
+        (Figure("a", "ratio", "mean", at_most=1.2), [0.5, 1.0, 2.0], "yes"),
         # The largest is what is judged, however small the others are.
         (Figure("a", "share", "largest", at_most=0.1), [0.01, 0.02, 0.2], "no"),
         (Figure("a", "ratio", "median"), [1.0, 2.0], ""),

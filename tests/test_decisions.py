@@ -202,12 +202,12 @@ def one_rate(**means: float) -> Truth:
 
 def test_between_batches_and_rates_accuracy_is_on_a_line_over_the_logarithm() -> None:
     truth = one_rate(a=60.0, b=50.0)
-    assert truth.accuracy(A, 0.1) == pytest.approx(60)
-    assert truth.accuracy(A, 0.1 * 3**0.5) == pytest.approx(58)
-    assert truth.accuracy(A, 100.0) == pytest.approx(56)
-    assert truth.accuracy(Candidate(128, "sgd"), 0.1) == pytest.approx(55)
-    assert truth.accuracy(Candidate(8, "sgd"), 0.1) == pytest.approx(60)
-    assert truth.accuracy(Candidate(512, "sgd"), 0.3) == pytest.approx(46)
+    assert truth.accuracies(A, 0.1) == pytest.approx([60])
+    assert truth.accuracies(A, 0.1 * 3**0.5) == pytest.approx([58])
+    assert truth.accuracies(A, 100.0) == pytest.approx([56])
+    assert truth.accuracies(Candidate(128, "sgd"), 0.1) == pytest.approx([55])
+    assert truth.accuracies(Candidate(8, "sgd"), 0.1) == pytest.approx([60])
+    assert truth.accuracies(Candidate(512, "sgd"), 0.3) == pytest.approx([46])
 
 
 def test_what_is_best_is_said_by_the_other_seeds() -> None:
@@ -233,7 +233,10 @@ def made_case(
     return Case(
         one_rate(a=70.0, b=60.0, c=62.0),
         seconds,
-        {A: Estimate(value=0.69, low=0.6, high=0.75), B: Estimate(value=0.7, low=0.65, high=0.75)},
+        {
+            A: (0.1, Estimate(value=0.69, low=0.6, high=0.75)),
+            B: (0.1, Estimate(value=0.7, low=0.65, high=0.75)),
+        },
         informed=taken(chosen, rate),
         knee=taken(knee, 0.1),
         trials_seconds=trials,
@@ -261,6 +264,12 @@ def test_time_regret_is_against_what_is_as_accurate_within_a_point() -> None:
     assert poor.time_regret(poor.informed) == pytest.approx(1.05)
 
 
+def test_a_predicted_accuracy_is_compared_at_the_rate_of_its_plan() -> None:
+    case = replace(made_case(), predicted={A: (0.3, Estimate(value=0.66, low=0.65, high=0.67))})
+    assert case.errors() == pytest.approx([0])  # 70 at the usual rate
+    assert case.covered() == [1.0]
+
+
 def test_figures_are_of_all_cases_and_trials_of_the_longer_trainings() -> None:
     cases = {("one", 0, 2): made_case(trials=50.0), ("one", 0, 8): made_case(A, trials=20.0)}
     figures = BENCHMARK.values(found_of(cases))
@@ -274,6 +283,7 @@ def test_figures_are_of_all_cases_and_trials_of_the_longer_trainings() -> None:
     assert values["accuracy_coverage"] == pytest.approx(0.5)
     assert values["accuracy_half_width_points"] == pytest.approx(6.25)
     assert values["trials_share"] == pytest.approx(0.1)
+    assert values["trials_share_shorter"] == pytest.approx(0.5)
     assert figures["regret_points"].met
     assert not figures["accuracy_coverage"].met
     assert json.dumps(told(cases["one", 0, 2]), allow_nan=False)

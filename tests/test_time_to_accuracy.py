@@ -8,6 +8,7 @@ import time
 from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from benchmarks.planning.time_to_accuracy import (
     told,
 )
 from benchmarks.planning.time_to_accuracy_runs import (
+    FIRST_RATES,
     LOADERS,
     RATES,
     TASKS,
@@ -113,8 +115,22 @@ def test_looks_settle_loaders_length_and_rate(tmp_path: Path) -> None:
     assert best.loaders == {"torch": 2, "lightning": 2}
     assert best.epochs == 30  # 120 s, four seconds each
     assert best.rate == 0.3
-    assert len(bench.order) == 2 * len(LOADERS) + len(RATES)
+    assert len(bench.order) == 2 * len(LOADERS) + len(FIRST_RATES) + 1  # and 1.0, beyond the best
     assert all(one.look and one.seed == 10 for one in bench.order)
+
+
+def test_the_best_rate_lies_between_two_others_or_at_the_end_of_all() -> None:
+    for wanted in RATES:
+        tried: list[float] = []
+
+        def accuracy(rate: float, wanted: float = wanted, tried: list[float] = tried) -> float:
+            tried.append(rate)
+            return -abs(log(rate / wanted))
+
+        assert runs.best_rate(accuracy) == wanted
+        assert len(tried) == len(set(tried))  # each is trained once
+        near = RATES.index(wanted)
+        assert {*FIRST_RATES, *RATES[max(near - 1, 0) : near + 2]} <= set(tried)
 
 
 def test_a_python_without_lightning_is_refused_before_anything_is_trained(

@@ -25,8 +25,8 @@ the order is reversed from epoch to epoch. There are seven epochs, with the same
 
 The figures, for each network and kind of exchange: seconds over those of equal shares in the same
 start, of epoch 4, the third under the load (`steady`), and of epochs 2 to 7 (`changing`); median
-and quartiles over eight starts (--quick: one). `published_over_ours` is the mean over the starts of
-seconds with published shares over seconds with ours, with its 95 % interval. A rule becomes the
+and quartiles over twelve starts (--quick: one). `published_over_ours` is the mean over the starts
+of seconds with published shares over seconds with ours, with its 95 % interval. A rule becomes the
 default for a kind of exchange if all four intervals lie on its side of 1; else the default stays.
 All of this was fixed before a run was made. Perfect shares would give 0.67 if one of two workers
 had half its speed; a worker beside a burner keeps rather more than half a core.
@@ -59,7 +59,7 @@ from benchmarks.harness.turns import LIMIT_SECONDS, Arm, started, take_turns
 
 NETWORKS = ("resnet8", "mobilenet_small")
 SIDE, IMAGES, HELD_OUT, BATCHES = 16, 3_840, 500, (64, 64)
-STARTS = 8
+STARTS = 12
 WAYS, MERGES = ("equal", "ours", "published"), ("sum", "average")
 SUMMED: Mapping[str, Mapping[str, Any]] = {
     "equal": {"method": "plain"},
@@ -111,7 +111,7 @@ BENCHMARK = Benchmark(
     "shares",
     "Shares that follow speed: as published, and ours",
     "CIFAR-100 at 16 px, two workers with a core each and a burner process, which never waits, on "
-    "one of the cores; eight starts; ratios to equal shares: median and quartiles, published over "
+    "one of the cores; twelve starts; ratios to equal shares: median and quartiles, published over "
     "ours: mean and 95 % interval",
     tuple(
         figure

@@ -80,8 +80,18 @@ STATISTICS: Mapping[str, Callable[[Sequence[float]], tuple[float, float, float]]
     "share": lambda values: (fmean(values),) * 3,  # of cases that hold
 }
 """By name, a function that returns lower end of the spread, value and upper end."""
-SPREADS_AROUND = frozenset({"median", "mean", "interval"})
-"""Statistics whose spread is an uncertainty of the value itself."""
+SPREADS: Mapping[str, str] = {
+    "median": "quartiles",
+    "mean": "range",
+    "interval": "95 % interval",
+    "largest": "from the median",
+    "least": "up to the median",
+    "worst": "range",
+    "share": "",
+}
+"""By name of a statistic, what its spread is, in words."""
+SPREADS_AROUND = frozenset({"median", "interval"})
+"""Statistics whose spread tells how uncertain the value is: a range does not."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from batchwright.records.text.formatting import significant
@@ -29,13 +31,17 @@ from benchmarks.harness.benchmark import (
     of_its_own,
 )
 from benchmarks.harness.claims import EACH, PAPERS, SCALES, Claim, Paper
-from benchmarks.harness.figures import SPREADS_AROUND, Figure
+from benchmarks.harness.figures import SPREADS, SPREADS_AROUND, Figure
+from benchmarks.harness.kept_runs import read_lines
 
 BLOCK = re.compile(r"(<!-- figures: .*? -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
 NOTHING = "No result has been kept yet."
 LOG = ROOT / "docs" / "log.md"
-HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
-DATED_HEAD = ("| figure | measured (spread) | goal | met | when |", "|---|---|---|---|---|")
+HEAD = ("| figure | measured (spread) | goal | met | when |", "|---|---|---|---|---|")
+FRONT_HEAD = (
+    "| figure | measured (spread) | goal | met | when | on a GPU |",
+    "|---|---|---|---|---|---|",
+)
 
 ORDER = (
     *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
@@ -76,7 +82,7 @@ HEADLINES = (
         "session_over_bare",
         "speed over a plain PyTorch loop on data in memory, one CPU worker",
     ),
-    ("main_job", "over_lightning", "the same over Lightning as started by default"),
+    ("main_job", "over_lightning", "the same over Lightning with its best number of loaders"),
     ("predict", "step_seconds_median_error", "predictions: error of a step's seconds"),
     (
         "predict",
@@ -134,6 +140,32 @@ HEADLINES = (
 """Benchmark, figure, and its words, in the README's order; figures without report are left out."""
 
 
+ON_GPU = {
+    "session_over_bare": "resnet18, 32 px, bfloat16: session over resident batch",
+    "over_lightning": "resnet18, 32 px, bfloat16: session over lightning, 8 loaders",
+    "step_seconds_median_error": "step_seconds, batch {}, 32 px: error of the prediction",
+    "interval_coverage": "step_seconds, batch {}, 32 px: inside its interval",
+}
+"""By figure of the README, what `benchmarks.gpu` calls its counterpart on a GPU; ``{}`` stands for
+any batch."""
+
+
+def on_gpu(name: str, lines: Sequence[Mapping[str, Any]], unit: str) -> str:
+    """The newest counterpart of a figure on a GPU, with date and commit; empty without one.
+
+    Several values of a commit become their median, in absolute terms; booleans become their share.
+    """
+    if name not in ON_GPU:
+        return ""
+    pattern = re.escape(ON_GPU[name]).replace(re.escape("{}"), r"\d+")
+    found = [line for line in lines if re.fullmatch(pattern, line["what"])]
+    last = max(found, key=lambda line: line["time"])
+    values = [abs(line["value"]) for line in found if line["commit"] == last["commit"]]
+    value = (fmean if isinstance(last["value"], bool) else median)(values)
+    date = datetime.fromtimestamp(last["time"], UTC).date()
+    return f"**{shown_value({'value': value, 'unit': unit})}** ({date}, {last['commit']})"
+
+
 def declared(name: str) -> Benchmark:
     """The declaration of a benchmark, from its module."""
     made: Benchmark = import_module(module_of(name)).BENCHMARK
@@ -142,17 +174,17 @@ def declared(name: str) -> Benchmark:
 
 def headlines(folder: Path = RESULTS) -> str:
     """Markdown: one table of the main figures."""
-    rows, places = [], set()
+    rows, places, gpu = [], set(), read_lines(RESULTS / "gpu" / "found.jsonl")
     for name, figure, words in HEADLINES:
         report, _ = newest(name, folder) or (None, None)
         found = {one["name"]: one for one in of_its_own(report)} if report else {}
         if report and figure in found:
-            row = _row(found[figure], words, declared(name)[figure])
-            rows.append(f"{row} {when(report)} |")
+            row = _row(found[figure], words, when(report), declared(name)[figure])
+            rows.append(f"{row} {on_gpu(figure, gpu, found[figure]['unit'])} |")
             places.add("{processor}, {cores} cores".format(**report["environment"]))
     if not rows:
         return NOTHING + "\n"
-    return "\n".join([*DATED_HEAD, *rows, "", f"On {'; '.join(sorted(places))}.", ""])
+    return "\n".join([*FRONT_HEAD, *rows, "", f"On {'; '.join(sorted(places))}.", ""])
 
 
 def tables(folder: Path = RESULTS) -> str:
@@ -184,8 +216,11 @@ def earlier(name: str, up: str = "") -> str:
 def section(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
     """Markdown: one row for each measured figure, and where they were measured."""
     found = measured(benchmark, report)
-    worded = [_row(figure, words, one) for figure, words, one in found if words]
-    others = [_row(figure, f"`{figure['name']}`", one) for figure, words, one in found if not words]
+    dated = when(report)
+    worded = [_row(figure, words, dated, one) for figure, words, one in found if words]
+    others = [
+        _row(figure, f"`{figure['name']}`", dated, one) for figure, words, one in found if not words
+    ]
     return "\n".join(
         [
             *(f"## {benchmark.title}", "", f"{benchmark.remark}.", "", *HEAD, *worded, ""),
@@ -245,10 +280,17 @@ def shown_value(figure: Mapping[str, Any], key: str = "value") -> str:
     return show(figure[key])
 
 
-def with_spread(figure: Mapping[str, Any]) -> str:
-    """A figure's value, and its spread in brackets, unless both ends read the same."""
+def with_spread(figure: Mapping[str, Any], one: Figure | None = None) -> str:
+    """A figure's value and in brackets its spread and what that is, unless both ends read the same.
+
+    Args:
+        figure: The figure, as in a report.
+        one: Its declaration; without it the spread's kind is left out.
+    """
     low, high = (shown_value(figure, end) for end in ("low", "high"))
-    return f"**{shown_value(figure)}**" + ("" if low == high else f" ({low} to {high})")
+    kind = SPREADS[one.statistic] if one else ""
+    spread = f"{kind} {low} to {high}".strip()
+    return f"**{shown_value(figure)}**" + ("" if low == high else f" ({spread})")
 
 
 def when(report: Mapping[str, Any]) -> str:
@@ -273,8 +315,8 @@ number of measurements (McGill, Tukey and Larsen 1978, notched box plots)."""
 def judged(figure: Mapping[str, Any], one: Figure | None) -> str:
     """Whether a figure reaches its goal: yes, no, undecided, or empty without a goal.
 
-    It is undecided if the goal is within the uncertainty of the value. A figure that is an extreme
-    or a count is judged by its value alone, as its spread is no uncertainty.
+    It is undecided if the goal is within the uncertainty of the value. A figure whose spread is a
+    range, or that is an extreme or a count, is judged by its value alone.
     """
     met = MET[figure["met"]] if _has_goal(figure, one) else ""
     if not met or one is None or one.statistic not in SPREADS_AROUND:
@@ -293,8 +335,9 @@ def _has_goal(figure: Mapping[str, Any], one: Figure | None) -> bool:
     return figure["goal"] is not None and (one is None or one.has_goal)
 
 
-def _row(figure: Mapping[str, Any], words: str, one: Figure | None = None) -> str:
-    return f"| {words} | {with_spread(figure)} | {_goal(figure, one)} | {judged(figure, one)} |"
+def _row(figure: Mapping[str, Any], words: str, dated: str, one: Figure | None = None) -> str:
+    cells = (words, with_spread(figure, one), _goal(figure, one), judged(figure, one), dated)
+    return f"| {' | '.join(cells)} |"
 
 
 def _goal(figure: Mapping[str, Any], one: Figure | None) -> str:
@@ -336,7 +379,8 @@ def paper_section(paper: Paper, folder: Path = RESULTS) -> str:
     for name in paper.benchmarks:
         if name in reports:
             for figure, words, one in measured(declared(name), reports[name]):
-                row = _row(figure, f"`{figure['name']}` {words}".strip(), one)
+                named = f"`{figure['name']}` {words}".strip()
+                row = _row(figure, named, when(reports[name]), one)
                 (missed if judged(figure, one) == MET[False] else others).append(row)
     opened = [f"<details><summary>All {len(missed + others)} figures, misses first</summary>", ""]
     return "\n".join(
@@ -489,7 +533,11 @@ def card(name: str, folder: Path = RESULTS) -> str:
             continue
         found = {one["name"]: (one, words, about) for one, words, about in measured(made, report)}
         words = chosen or {key: own for key, (_, own, _) in found.items() if own}
-        rows = [_row(found[key][0], words[key], found[key][2]) for key in words if key in found]
+        rows = [
+            _row(found[key][0], words[key], when(report), found[key][2])
+            for key in words
+            if key in found
+        ]
         head = (f"### {made.title}", "", f"{made.remark}.", "", *HEAD)
         parts.append("\n".join([*head, *rows, "", _where(made, report), ""]))
     return "\n".join(parts)

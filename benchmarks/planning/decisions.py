@@ -75,12 +75,13 @@ the range as the spread of a mean and the quartiles as that of a median:
     time_regret            time of the chosen one over the shortest time of a candidate that is at
                            most a point less accurate (the chosen one included)
     accuracy_error_points  |predicted - measured| accuracy of all candidates of all cases: predicted
-                           by the plan for the candidate's optimizer, measured at the rate of a plan
-                           without trials, mean over the seeds
+                           by the plan for the candidate's batch and optimizer, measured at the rate
+                           of that plan (interpolated as above), mean over the seeds
     accuracy_coverage      share of the trainings within the predicted 95 % interval, which is for
                            a single seed; accuracy_half_width_points is half its width
     trials_share           time of the trials over the predicted time of the chosen training, of the
-                           longer of the two lengths
+                           longer of the two lengths, which the trials are made for
+    trials_share_shorter   the same of the shorter length, whose plan uses the same trials; no goal
 
 --full probes each task three times on one core, with trials for a tenth of the longer training's
 time, and scores the plans by the kept lines; --quick does so for digits alone, once.
@@ -147,7 +148,9 @@ BENCHMARK = Benchmark(
         Figure("accuracy_half_width_points", "points", "median",
                "half width of the predicted interval of accuracy, median"),
         Figure("trials_share", "share", "mean", "time of the trials over the predicted time of the "
-               "longer training", at_most=0.1),
+               "longer training, which the trials are made for", at_most=0.1),
+        Figure("trials_share_shorter", "share", "mean", "time of the same trials over the "
+               "predicted time of the shorter training, whose plan uses them, too"),
     ),
     seeds=SEEDS,
     needs_data="full",
@@ -182,18 +185,24 @@ class Truth:
         seeds = range(len(options[0]))
         return fmean(_best_by_others(options, seed)[seed] for seed in seeds)
 
-    def accuracy(self, candidate: Candidate, rate: float) -> float:
-        """Accuracy at any batch and rate, interpolated: mean over the seeds, in percent."""
+    def accuracies(self, candidate: Candidate, rate: float) -> list[float]:
+        """Accuracy with each seed at any batch and rate, interpolated, in percent."""
         batch, optimizer = candidate
         batches = sorted(one.batch for one in self.reached if one.optimizer == optimizer)
         known = {one: Candidate(one, optimizer) for one in batches}
         usual = exp(_between(batch, {b: log(self.rates[one]) for b, one in known.items()}))
-        scale = rate / usual
-        return _between(batch, {b: self._at(one, scale) for b, one in known.items()})
-
-    def _at(self, candidate: Candidate, scale: float) -> float:
-        means = {one: fmean(values) for one, values in self.reached[candidate].items()}
-        return _between(scale, means)
+        by_batch = {
+            b: [
+                _between(rate / usual, dict(zip(scales, values, strict=True)))
+                for values in zip(*scales.values(), strict=True)
+            ]
+            for b, one in known.items()
+            for scales in [self.reached[one]]
+        }
+        return [
+            _between(batch, dict(zip(by_batch, values, strict=True)))
+            for values in zip(*by_batch.values(), strict=True)
+        ]
 
 
 def _best_by_others(options: Sequence[Sequence[float]], seed: int) -> Sequence[float]:
@@ -259,8 +268,8 @@ class Case:
 
     truth: Truth  # what the trainings reached
     seconds: Mapping[Candidate, float]  # by candidate, of the whole training, as predicted
-    # by candidate: accuracy, a share; candidates without a prediction are absent
-    predicted: Mapping[Candidate, Estimate]
+    # by candidate: highest rate per step and accuracy, a share; those not predicted are absent
+    predicted: Mapping[Candidate, tuple[float, Estimate]]
     informed: Decision  # choice of the plan with trials
     knee: Decision  # choice of the plan without trials, by the knee of time
     trials_seconds: float  # of the profile's trials
@@ -283,39 +292,37 @@ class Case:
     def errors(self) -> list[float]:
         """Points between predicted and measured accuracy, one value for each candidate."""
         return [
-            abs(100 * estimate.value - fmean(self._usual(one)))
-            for one, estimate in self.predicted.items()
-            if one in self.truth.reached
+            abs(100 * estimate.value - fmean(self.truth.accuracies(one, rate)))
+            for one, (rate, estimate) in self.predicted.items()
         ]
 
     def covered(self) -> list[float]:
-        """For each training at the usual rate 1 within the predicted interval, else 0."""
+        """For each candidate and seed 1 within the predicted interval, else 0."""
         return [
             float(100 * estimate.low <= accuracy <= 100 * estimate.high)
-            for one, estimate in self.predicted.items()
-            if one in self.truth.reached
-            for accuracy in self._usual(one)
+            for one, (rate, estimate) in self.predicted.items()
+            for accuracy in self.truth.accuracies(one, rate)
         ]
 
     def half_widths(self) -> list[float]:
         """Half of each predicted interval, in points."""
-        return [50 * (one.high - one.low) for one in self.predicted.values()]
+        return [50 * (one.high - one.low) for _, one in self.predicted.values()]
 
     @property
     def _candidates(self) -> dict[Candidate, float]:
         return {one: self.seconds[one] for one in self.truth.reached if one in self.seconds}
 
-    def _usual(self, candidate: Candidate) -> Sequence[float]:
-        return self.truth.reached[candidate][1.0]
-
     def _accuracy(self, decision: Decision) -> float:
-        return self.truth.accuracy(decision.candidate, decision.rate)
+        return fmean(self.truth.accuracies(decision.candidate, decision.rate))
 
 
 def found_of(cases: Mapping[tuple[str, int, int], Case]) -> dict[str, list[float]]:
     """All figures, by name, from cases by task, number of the probe and epochs."""
     every = list(cases.values())
-    longest = {(task, probe): epochs for task, probe, epochs in sorted(cases)}
+    shares: dict[tuple[str, int], list[float]] = {}  # by task and probe, the shorter length first
+    for (task, probe, _), case in sorted(cases.items()):
+        share = case.trials_seconds / case.informed.seconds
+        shares.setdefault((task, probe), []).append(share)
     regrets = [case.regret(case.informed) for case in every]
     return {
         "regret_points": regrets,
@@ -325,10 +332,8 @@ def found_of(cases: Mapping[tuple[str, int, int], Case]) -> dict[str, list[float
         "accuracy_error_points": [one for case in every for one in case.errors()],
         "accuracy_coverage": [one for case in every for one in case.covered()],
         "accuracy_half_width_points": [one for case in every for one in case.half_widths()],
-        "trials_share": [
-            cases[(*probed, epochs)].trials_seconds / cases[(*probed, epochs)].informed.seconds
-            for probed, epochs in longest.items()
-        ],
+        "trials_share": [both[-1] for both in shares.values()],
+        "trials_share_shorter": [both[0] for both in shares.values()],
     }
 
 
@@ -343,14 +348,15 @@ def case_of(profile: Profile, truth: Truth, epochs: int) -> Case:
         return plan(profile, epochs=epochs, evaluate_epochs=epochs, goal=goal, **keys)
 
     seconds: dict[Candidate, float] = {}
-    predicted: dict[Candidate, Estimate] = {}
+    predicted: dict[Candidate, tuple[float, Estimate]] = {}
     for optimizer in OPTIMIZERS:
         for row in planned(profile, "auto", optimizer=optimizer).considered:
             one = Candidate(row.global_batch_size, optimizer)
             if one in truth.reached and row.train_seconds is not None:
                 seconds[one] = row.train_seconds.value
                 if row.accuracy is not None:
-                    predicted[one] = row.accuracy
+                    made = planned(profile, "auto", optimizer=optimizer, global_batch=one.batch)
+                    predicted[one] = made.learning_rate.peak, row.accuracy
     without_trials = profile.model_copy(update={"trials": ()})
     return Case(
         truth,
@@ -437,8 +443,8 @@ def told(case: Case) -> dict[str, Any]:
         "knee": taken(case.knee),
         "trials_seconds": case.trials_seconds,
         "predicted": {
-            f"{one.optimizer}-{one.batch}": estimate.model_dump()
-            for one, estimate in case.predicted.items()
+            f"{one.optimizer}-{one.batch}": {"rate": rate, **estimate.model_dump()}
+            for one, (rate, estimate) in case.predicted.items()
         },
     }
 

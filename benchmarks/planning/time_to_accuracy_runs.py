@@ -60,7 +60,8 @@ Evaluations = list[tuple[float, float]]
 SCRIPTS: tuple[Script, ...] = ("torch", "lightning")
 SEEDS = (0, 1, 2)
 LOADERS = (0, 1, 2)
-RATES = (0.03, 0.1, 0.3)
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+FIRST_RATES = (0.03, 0.1, 0.3)  # others only beyond the best one
 LOOK_SEED, LOOK_PART, LOOK_EPOCHS = 10, 4, 2  # tuning: a quarter of the images, `plain_images.LOOK`
 SHORT, LONG = 120.0, 640.0  # seconds that a script should take
 LINES = RESULTS / "time-to-accuracy-runs.jsonl"
@@ -480,7 +481,7 @@ class Tuned(NamedTuple):
 
 def tuned(bench: Bench, name: str, task: Task) -> Tuned:
     """Tune a task: loader processes by time, epochs by that time, the rate by held-out accuracy."""
-    first = Asked(name, "torch", LOOK_SEED, LOOK_EPOCHS, 0, RATES[1], look=True)
+    first = Asked(name, "torch", LOOK_SEED, LOOK_EPOCHS, 0, FIRST_RATES[1], look=True)
     seconds = {
         script: {
             count: epoch_seconds(bench.made(replace(first, arm=script, loaders=count)))
@@ -491,8 +492,20 @@ def tuned(bench: Bench, name: str, task: Task) -> Tuned:
     loaders = {script: min(found, key=found.__getitem__) for script, found in seconds.items()}
     epochs = math.ceil(task.seconds / (LOOK_PART * min(seconds["torch"].values())))
     look = replace(first, epochs=epochs, loaders=loaders["torch"])
-    accuracy = {rate: bench.made(replace(look, rate=rate))["accuracy"] for rate in RATES}
-    return Tuned(epochs, max(accuracy, key=accuracy.__getitem__), loaders)
+    rate = best_rate(lambda rate: float(bench.made(replace(look, rate=rate))["accuracy"]))
+    return Tuned(epochs, rate, loaders)
+
+
+def best_rate(accuracy: Callable[[float], float]) -> float:
+    """The best of `FIRST_RATES`; while it is the last at one end, the next of `RATES` is tried."""
+    found = {rate: accuracy(rate) for rate in FIRST_RATES}
+    while True:
+        best = max(found, key=found.__getitem__)
+        near = RATES.index(best)
+        beyond = {*RATES[max(near - 1, 0) : near + 2]} - found.keys()
+        if not beyond:
+            return best
+        found |= {rate: accuracy(rate) for rate in beyond}
 
 
 def epoch_seconds(line: Mapping[str, Any]) -> float:

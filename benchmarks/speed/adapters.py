@@ -9,7 +9,7 @@ epoch of 30 steps.
 `NAME_over_plain`, for Lightning, Transformers' Trainer and accelerate: images per second with our
 adapter and equal shares over those without it. Whole epochs are timed, because accelerate's own
 loader makes each batch a step ahead, so it makes none in an epoch's last step. 4 rounds with
---quick; with --full 2 rounds in each of three sittings, which start all processes anew, since two
+--quick; with --full 2 rounds in each of six sittings, which start all processes anew, since two
 processes of the same kind differ by more than epochs of one process do. Median of the ratios within
 a round, and quartiles. `adapter_over_plain` is the lowest of the three medians.
 
@@ -25,7 +25,7 @@ tracker's process is stopped. The figure is images per second without it over th
 1. A turn with it begins when it has nothing left to do, and the next turn begins when that is so
 again. Each turn has 24 steps that are not timed, and 60 that are: what the process does about the
 former falls into the timed steps, as what it does about the last timed ones falls behind them. 2
-rounds with --quick, 5 with --full. `tracker_overhead` is the highest median.
+rounds with --quick, 12 with --full. `tracker_overhead` is the highest median.
 `NAME_processor_share` is the process's processor time, from the start of such a turn until it is
 idle, over that of all cores in the turn: the least that it can cost, and not disturbed by the
 scatter of step times.
@@ -62,10 +62,10 @@ TRAINERS = {
     "accelerate": "accelerate",
 }
 STEPS = 30  # of an epoch
-SITTINGS, ROUNDS = {False: 1, True: 3}, {False: 4, True: 2}  # by --full; rounds of a sitting
+SITTINGS, ROUNDS = {False: 1, True: 6}, {False: 4, True: 2}  # by --full; rounds of a sitting
 UNEVEN_EPOCHS = {False: 4, True: 6}
 FIRST_COUNTED = 2  # zero-based: the third epoch
-TRACKED_ROUNDS, TRACKED_LEAD_IN, TRACKED_STEPS = {False: 2, True: 5}, 24, 60
+TRACKED_ROUNDS, TRACKED_LEAD_IN, TRACKED_STEPS = {False: 2, True: 12}, 24, 60
 
 BENCHMARK = Benchmark(
     "adapters",

@@ -38,7 +38,7 @@ from benchmarks.harness.turns import Turns
 
 BATCH, SIDE, BORDER = 128, 32, 4
 RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
-LOADER_PROCESSES = 2
+LOADERS = (0, 1, 2)  # loader processes that a peer may take
 
 
 def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: str) -> Plan:
@@ -138,7 +138,7 @@ def _train_bare(
     padded = functional.pad(images, (0, 0, *[BORDER] * 4))
     factor = 1 / (255 * torch.tensor(data.std))
     offset = -torch.tensor(data.mean) / torch.tensor(data.std)
-    optimizer = sgd(network, fused=True)
+    optimizer = sgd(network)
     order = torch.Generator().manual_seed(0)  # the same for all workers
     turns.ready()
     while True:
@@ -164,7 +164,7 @@ def resident_batch(turns: Turns, folder: Path, *_: Path) -> None:
     batch = batch.div_(torch.tensor(data.std)).permute(0, 3, 1, 2)
     targets = labels[:BATCH].clone()
     network = cifar_network(data)
-    optimizer = sgd(network, fused=True)
+    optimizer = sgd(network)
     turns.ready()
     while True:
         loss = functional.cross_entropy(network(batch), targets)
@@ -269,20 +269,20 @@ def lightning_fit(
     trainer.fit(Module(), loader)
 
 
-def lightning(turns: Turns, folder: Path, *_: Path) -> None:
+def lightning(turns: Turns, folder: Path, _: Path, loaders: int) -> None:
     """A LightningModule under its Trainer; logger, checkpoints and progress bar off."""
     data = opened_cifar(folder)
-    lightning_fit(turns, cifar_network(data), _loader(data), samples=len, devices=1)
+    lightning_fit(turns, cifar_network(data), _loader(data, loaders), samples=len, devices=1)
 
 
-def accelerate(turns: Turns, folder: Path, *_: Path) -> None:
+def accelerate(turns: Turns, folder: Path, _: Path, loaders: int) -> None:
     """A plain loop whose model, optimizer and loader an Accelerator prepares."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     data = opened_cifar(folder)
     plain = cifar_network(data)
-    network, optimizer, loader = accelerator.prepare(plain, sgd(plain), _loader(data))
+    network, optimizer, loader = accelerator.prepare(plain, sgd(plain), _loader(data, loaders))
     turns.ready()
     while True:
         for images, labels in loader:
@@ -293,13 +293,13 @@ def accelerate(turns: Turns, folder: Path, *_: Path) -> None:
             turns.step_done(len(labels))
 
 
-def _loader(data: ImageData) -> DataLoader[tuple[Tensor, int]]:
+def _loader(data: ImageData, processes: int) -> DataLoader[tuple[Tensor, int]]:
     return DataLoader(
         Items(data),
         batch_size=BATCH,
         shuffle=True,
-        num_workers=LOADER_PROCESSES,
-        persistent_workers=True,
+        num_workers=processes,
+        persistent_workers=processes > 0,
     )
 
 
@@ -325,13 +325,13 @@ def cifar_network(data: ImageData) -> nn.Module:
     return network
 
 
-def sgd(network: nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
-    """The optimizer of all arms."""
+def sgd(network: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all arms, fused as ours."""
     return torch.optim.SGD(
         network.parameters(),
         lr=RATE,
         momentum=MOMENTUM,
         nesterov=True,
         weight_decay=WEIGHT_DECAY,
-        fused=fused,
+        fused=True,
     )
