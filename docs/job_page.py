@@ -293,7 +293,7 @@ HEAD = """\
 <!-- Written by docs/job_page.py from records/job_*.py; change it there. -->
 
 A job says what to train and on what: everything that changes the result is a key. Give keys on the
-command line, in a YAML file, or both; the last value counts:
+command line, in a YAML file, or both; the command line overrides the file:
 
 ```sh
 batchwright run job.yaml epochs=3 probe.budget=5
@@ -314,9 +314,9 @@ In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"b
   have the keys at the foot of this page). `null` unsets a key.
 - A time may have its unit (`90s`, `10min`, `2h`, `1d`), and so may a size (`500MB`, `8GiB`) and a
   bandwidth (`10Gbit/s`).
-- An unknown key, a wrong type, a value out of range or a key with two values is refused with
-  one line. For a word of another program (`lr`, `batch_size`, `gpus`, `amp`, `img_size`, `model`
-  and many more) the line says which key it means.
+- An unknown key, a wrong type, a value out of range, or two values of a key in the file or on
+  the command line are refused with one line. For a word of another program (`lr`, `batch_size`,
+  `gpus`, `amp`, `img_size`, `model` and many more) the line says which key it means.
 - The run folder keeps the resolved job as `job.yaml`, with a value for every `auto` that machine
   and data decide. It can be given again.
 

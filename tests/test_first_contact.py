@@ -18,7 +18,7 @@ from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Check, Goal, Job, Sweep, SweepCell, SweptKey
 from batchwright.records.documents import change_job, load_job, write_record
 from batchwright.records.text.formatting import number
-from batchwright.records.text.job_keys import OTHER_WORDS, job_keys
+from batchwright.records.text.job_keys import ABSENT_WORDS, OTHER_WORDS, job_keys
 from batchwright.records.text.problems import described
 from samples import (
     make_data,
@@ -221,6 +221,16 @@ def test_a_word_of_another_program_is_answered_with_our_key(word, key, tmp_path,
     code, _, err = command("plan", "profile.json", f"{word}=1")
     assert (code, err.count("\n")) == (2, 1)
     assert f"'{word}': write, for instance, {key}" in err
+
+
+def test_every_option_of_timm_on_the_page_leads_to_what_stands_beside_it():
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`--.*?) \| (.*) \|$", page, re.MULTILINE)
+    asked = [(word, ours) for options, ours in rows for word in re.findall(r"--([a-z-]+)", options)]
+    assert len(asked) > 30
+    for word, ours in ((word.replace("-", "_"), ours) for word, ours in asked):
+        if word not in {*job_keys(Job), *ABSENT_WORDS}:
+            assert OTHER_WORDS[word].partition("=")[0].partition(" ")[0] in ours, word
 
 
 @pytest.mark.parametrize(

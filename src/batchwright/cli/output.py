@@ -206,7 +206,7 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
     elif plan.workers > 1:
         batches += f" ({local_batches(top.local_batch_sizes)}{first})"
     sides = ", ".join(str(side) for side in sorted({stage.resolution for stage in plan.stages}))
-    rows = f" in {len(plan.stages)} stretches" if len(plan.stages) > 1 else ""
+    rows = f" in {len(plan.stages)} stages" if len(plan.stages) > 1 else ""
     print(
         f"plan: {counted(plan.workers, 'worker')}, {batches}, "
         f"{sides} px{rows}, "

@@ -473,8 +473,9 @@ class Goal(Keys):
     )
     deadline: PositiveTime | None = Field(
         None,
-        description="Most time for the whole training, evaluation included, in seconds. The "
-        "plan keeps to it, and training ends there, with a checkpoint and exit code 124.",
+        description="Most time for the whole training, with evaluation and without the probe, in "
+        "seconds. The plan keeps to it, and training ends there, with a checkpoint and exit code "
+        "124.",
     )
     max_cost: Positive | None = Field(
         None, description="Most the whole training may cost, in the currency of the price."

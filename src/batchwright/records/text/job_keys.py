@@ -18,12 +18,14 @@ _WORDS = {
     "network_args.pretrained=true for weights of a library, weights=PATH for a file": (
         "pretrained pretrained_weights"
     ),
+    "network_args.drop_path_rate=0.1 for timm's networks": "drop_path drop_path_rate",
     "weights=PATH, to start from": "checkpoint ckpt init init_from initial_checkpoint",
     "frozen=stages.0.*": "freeze freeze_layers frozen_layers",
     "loss=cross_entropy": "criterion loss_fn loss_function",
     "label_smoothing=0.1": "smoothing",
     "dropout=0.1": "drop drop_rate dropout_rate",
-    "augment=crop-flip": "aug augmentation augmentations data_augmentation transform transforms",
+    "augment=crop-flip": "aug augmentation augmentations data_augmentation transform transforms "
+    "hflip",
     "optimizer=sgd": "optim optimiser opt solver",
     "momentum=0.9": "mom sgd_momentum beta",
     "weight_decay=0.0005": "wd l2 weightdecay",
@@ -59,8 +61,8 @@ _WORDS = {
     "train_batch_size global_batch_size total_batch_size local_batch local_batch_size "
     "batch_size_per_gpu per_device_train_batch_size",
     "micro_batch=32, the most samples that go through the network at once": "micro_batch_size "
-    "microbatch accumulate accumulation accumulation_steps grad_accum gradient_accumulation "
-    "gradient_accumulation_steps accumulate_grad_batches",
+    "microbatch accumulate accumulation accumulation_steps grad_accum grad_accum_steps "
+    "gradient_accumulation gradient_accumulation_steps accumulate_grad_batches",
     "activation_checkpointing=on": "gradient_checkpointing grad_checkpointing recompute "
     "activation_recomputation use_checkpoint",
     "resolutions=224": "resolution res size side img_size imgsz image_size image_resolution "
@@ -80,6 +82,9 @@ _WORDS = {
     "--resume --out FOLDER on the command line, resume=True with run_folder=FOLDER in Python": (
         "resume resume_from resume_from_checkpoint"
     ),
+    "--tracker wandb on the command line, trackers=['wandb'] in Python": (
+        "log_wandb wandb tensorboard mlflow tracker trackers"
+    ),
 }
 """Our keys as they are written, and words of other programs and papers for each."""
 
@@ -89,8 +94,9 @@ OTHER_WORDS = {word: form for form, words in _WORDS.items() for word in words.sp
 _ABSENT = {
     "no key does that: change single images in a data set of yours, data=my_project:images": (
         "aa auto_augment autoaugment rand_augment randaugment trivial_augment color_jitter reprob "
-        "random_erasing random_resized_crop"
+        "random_erasing random_resized_crop ratio"
     ),
+    "scaling=sqrt is the rule for the rate; no key crops images at random scales": "scale",
     "no key does that: mix batches in a loop of your own, with bw.Session": (
         "mixup mixup_alpha cutmix cutmix_alpha"
     ),

@@ -83,7 +83,7 @@ def method_words(plan: PlanFields) -> str:
             f"{rule.extra_time:g} times that of large batches alone"
         )
     if plan.method_spec.cycles:
-        return f"{plan.method}: {len(plan.stages)} stretches of one resolution and rate each"
+        return f"{plan.method}: {len(plan.stages)} stages of one resolution and rate each"
     if not plan.method_spec.balancer:
         return plan.method
     steps = plan.job.rebalance_steps
