@@ -31,8 +31,8 @@ SECONDS = 300
 class Wire:
     """Stands between a client and the app: each request takes the next fault, or none.
 
-    ``refused`` and ``lost`` never arrive, of ``answered`` only the answer is lost; ``page`` is the
-    answer of a proxy in place of the app's.
+    ``refused`` and ``lost`` never arrive, of ``answered`` only the answer is lost; ``page`` and
+    ``nowhere`` are answers of a proxy in place of the app's.
     """
 
     def __init__(self, client: TestClient, faults: Iterable[str] = ()) -> None:
@@ -52,6 +52,8 @@ class Wire:
             raise httpx.ReadTimeout("timed out")
         if fault == "page":
             return httpx.Response(200, html="<html>back soon</html>")
+        if fault == "nowhere":
+            return httpx.Response(404, text="404 page not found")
         if fault.isdecimal():
             return httpx.Response(int(fault), json={"detail": f"asked for {fault}"})
         answer = self.client.request(method, path, **options)

@@ -3,7 +3,8 @@
     python -m fake_verbs train PLAN.json --out RUN --report-to URL
 
 Where the file that FAKE_HOLD names is there and holds the verb, it waits half-way until it is gone;
-where it holds `fail VERB`, the verb fails. What the verbs make is in the folder FAKE_MADE.
+where it holds `fail VERB` or `fail VERB: WORDS`, the verb fails. What the verbs make is in the
+folder FAKE_MADE.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ STEPS = 20
 def hold(verb: str) -> None:
     file = Path(os.environ["FAKE_HOLD"])
     said = file.read_text() if file.exists() else ""
-    if said == f"fail {verb}":
-        print(f"error: {verb} cannot be done here", file=sys.stderr)  # noqa: T201
+    order, _, words = said.partition(": ")
+    if order == f"fail {verb}":
+        print(f"error: {words or f'{verb} cannot be done here'}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     if said == verb:
         told = file.with_name("reached")

@@ -153,7 +153,18 @@ def test_a_report_is_read_as_it_was_written_and_names_the_run_for_people(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": "batchwright-report/1"}', '{"format": "else"}']
+    "content",
+    [
+        *("", "[]", "{}", '{"format": "batchwright-report/1"}', '{"format": "else"}'),
+        json.dumps(
+            {
+                "format": "batchwright-report/1",
+                "url": "http://localhost:1",
+                "run": "{00000000-0000-4000-8000-000000000001}",
+                "name": "of no address",
+            }
+        ),
+    ],
 )
 def test_a_damaged_report_says_what_to_do(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
@@ -507,6 +518,14 @@ def test_a_reporter_follows_a_run_through_bad_times(service, folder, monkeypatch
     assert running.said[1] == "the service takes records again"
     kept = read_report(folder)
     assert (kept.next, kept.state, kept.told) == (12, "failed", True)
+
+
+def test_an_error_that_names_a_file_in_another_encoding_is_told(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    sender.end("failed", "cannot read caf\udce9.jpg: is it an image?")
+    info = service.store.runs.get(sender.report.run)
+    assert (info.state, info.error) == ("failed", "cannot read caf .jpg: is it an image?")
 
 
 def test_a_reporter_that_gets_no_further_notes_the_end_and_leaves(service, folder, monkeypatch):

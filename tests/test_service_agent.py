@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import update
@@ -246,6 +248,58 @@ def full(_text, path):
     raise FileError(f"cannot write {path}: No space left on device; choose another place")
 
 
+CANNOT = f"cannot write a file: {os.strerror(errno.ENOSPC)}"
+
+
+@pytest.mark.parametrize(("verb", "then"), [("probe", "queued"), ("train", "planned")])
+def test_a_disk_that_fills_up_in_a_verb_fails_no_job(service, queued, hold, tmp_path, verb, then):
+    hold.write_text(f"fail {verb}: {CANNOT}")
+    here = Here(service, tmp_path / "one")
+    assert here.work()
+    found = state(service, queued)
+    assert (found.state, found.error) == (then, None)
+    assert found.waiting == f"agent one does not carry it out: {CANNOT}"
+    assert not here.work()
+    hold.unlink()
+    assert Here(service, tmp_path / "two", name="two").work()
+    assert (state(service, queued).state, state(service, queued).agent) == ("done", "two")
+
+
+@pytest.mark.parametrize(("free", "then"), [(0, "queued"), (2**30, "failed")])
+def test_a_verb_that_could_not_say_that_the_disk_is_full_fails_no_job(
+    service, queued, hold, tmp_path, monkeypatch, free, then
+):
+    """Its log is on the same disk."""
+    disk = SimpleNamespace(free=free, total=2**40)
+    monkeypatch.setattr(job_work.shutil, "disk_usage", lambda _: disk)
+    hold.write_text("fail probe: half a li")
+    assert Here(service, tmp_path / "agent").work()
+    found = state(service, queued)
+    assert found.state == then
+    said = "agent one does not carry it out: its disk is full: half a li"
+    assert (found.waiting, found.error) == ((None, "half a li") if free else (said, None))
+
+
+def test_an_end_is_reported_though_the_disk_is_full_by_then(
+    service, queued, hold, tmp_path, monkeypatch
+):
+    here = Here(service, tmp_path / "agent")
+    monkeypatch.setattr(job_work, "write_report", lambda folder, _: full("", folder))
+    assert here.work()
+    found = state(service, queued)
+    assert (found.state, service.store.runs.get(found.run).state) == ("done", "finished")
+
+
+def test_an_error_with_what_no_text_may_hold_is_told_too(service, queued, hold, tmp_path):
+    """The service would refuse it, and the agent get the same job again."""
+    hold.write_text("fail probe: half\0a line")
+    assert Here(service, tmp_path / "agent").work()
+    assert (state(service, queued).state, state(service, queued).error) == (
+        "failed",
+        r"half\x00a line",
+    )
+
+
 @pytest.mark.parametrize("verb", ["probe", "train"])
 def test_a_cancelled_job_stops_at_once(service, queued, hold, tmp_path, verb):
     hold.write_text(verb)
@@ -344,13 +398,13 @@ def test_a_page_of_a_proxy_whose_service_is_away_fails_no_job(service, queued, h
     hold.write_text("report")
     thread = here.begin()
     reached(hold, "report")
-    here.agent._service._client.faults = iter(["page", "302", "204"] * 4)
+    here.agent._service._client.faults = iter(["page", "302", "204", "nowhere"] * 4)
     hold.unlink()
     thread.join(SECONDS)
     assert (state(service, queued).state, state(service, queued).error) == ("done", None)
 
 
-@pytest.mark.parametrize("fault", ["page", "302", "404"])
+@pytest.mark.parametrize("fault", ["page", "302", "404", "nowhere"])
 def test_another_programs_answer_ends_only_an_agent_that_was_never_introduced(
     service, tmp_path, fault
 ):

@@ -156,6 +156,7 @@ def test_only_the_newest_lease_brings_files(kept):
     new = lease_of(kept, "two")
     answer = bring(kept, old, "last.pt", b"of one again")
     assert answer.status_code == 409
+    assert "retry-after" not in answer.headers
     assert "lease of this job was lost" in answer.json()["detail"]
     made_up = bring(kept, old, "last.pt", b"x", **{"batchwright-lease": OTHER_KEY})
     assert made_up.status_code == 409
@@ -457,7 +458,9 @@ def test_of_two_that_come_at_once_the_later_one_counts(kept, name):
 
     def beside():
         yield b"fir"
-        assert bring(kept, lease, "last.pt", b"first", sent=slowly()).status_code == 409
+        answer = bring(kept, lease, "last.pt", b"first", sent=slowly())
+        assert (answer.status_code, answer.headers["retry-after"]) == (409, "1")
+        assert "send last.pt again" in answer.json()["detail"]
         yield b"st"
 
     # Another job's upload goes on.

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import batchwright.records.service as messages
+from batchwright.client.http import ServiceError
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.base import Record
 from batchwright.service import processes
@@ -291,6 +292,24 @@ def test_large_bodies_that_are_held_at_once_are_few(shared, monkeypatch):
     assert shared.post("read", "/v1/plans", content=large()).status_code == 422
 
 
+def test_a_body_that_is_late_may_be_sent_again(shared, monkeypatch):
+    """Its sender, such as an agent with its plan, would give up after another answer."""
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.05)
+
+    async def ask():
+        async def endless():
+            yield b"["
+            await asyncio.Event().wait()
+
+        headers = {"content-type": "application/json"}
+        async with asynchronous(shared, "read") as client:
+            return await client.post("/v1/plans", content=endless(), headers=headers)
+
+    answer = asyncio.run(ask())
+    assert ServiceError("late", status=answer.status_code).passing
+    assert "did not come within" in answer.json()["detail"]
+
+
 def held_of(app):
     """What the middleware of an app holds."""
     one = app.middleware_stack
@@ -362,7 +381,12 @@ def test_a_process_that_has_become_large_is_replaced(workers):
 
 
 @pytest.mark.parametrize(
-    ("number", "problem"), [(signal.SIGKILL, Unavailable), (signal.SIGABRT, TooLarge)]
+    ("number", "problem"),
+    [
+        (signal.SIGKILL, Unavailable),
+        (signal.SIGALRM, Unavailable),
+        (signal.SIGABRT, TooLarge),
+    ],
 )
 def test_a_process_that_is_killed_costs_one_request(workers, number, problem):
     pid = workers.call(SECONDS, os.getpid)

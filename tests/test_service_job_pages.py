@@ -178,7 +178,7 @@ def test_what_stands_in_backticks_is_code(empty):
 def test_a_backtick_without_another_is_shown(empty):
     job = a_job(empty)
     lease = empty.store.jobs.lease(an_agent(empty))
-    error = "syntax error near unexpected token `newline'; see the log"
+    error = "syntax error near unexpected token `newline'; see the log" + " of a worker" * 9
     empty.store.jobs.progress(job, JobProgress(key=lease.key, state="failed", error=error))
     for path in ("/jobs", f"/jobs/{job}"):
         assert "token `newline&#x27;; see the log" in browse(empty.sign_in(), path).source

@@ -33,7 +33,7 @@ from batchwright.service.store import jobs as jobs_module
 from batchwright.service.store import profiles as profiles_module
 from batchwright.service.store import runs as runs_module
 from samples import make_plan, make_profile
-from services import Service, step
+from services import HandClock, Service, step
 
 # ---------------------------------------------------------------------------------- lists of runs
 
@@ -72,6 +72,35 @@ def test_a_run_is_silent_when_nothing_was_heard_of_it_for_a_while(service):
     service.store.runs.end(run, RunEnd(outcome="finished"))
     service.clock.go(1e6)
     assert service.store.runs.get(run).state == "finished"
+
+
+@pytest.mark.parametrize("jump", [600.0, -600.0])
+def test_no_run_is_silent_for_a_while_after_the_clock_was_set(service, jump):
+    steady, wall = HandClock(0.0), service.clock
+    store = Store(service.store.database.engine, service.settings, wall, steady)
+    goes_on, gone = service.a_run(), service.a_run()
+
+    def go(seconds):
+        for clock in (steady, wall):
+            clock.go(seconds)
+
+    def silent():
+        found = [one.id for one in store.runs.list(state="silent")]
+        assert [store.runs.get(run).state for run in (goes_on, gone)] == [
+            "silent" if run in found else "running" for run in (goes_on, gone)
+        ]
+        assert len(store.runs.list(state="running")) == 2 - len(found)
+        return found
+
+    go(1)
+    assert silent() == []
+    wall.go(jump)
+    assert silent() == []
+    go(service.settings.silent_seconds)
+    assert silent() == []
+    store.runs.alive(goes_on)
+    go(1)
+    assert silent() == [gone]
 
 
 def test_runs_are_filtered_by_state_and_by_what_they_are(service):

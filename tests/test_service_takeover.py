@@ -259,6 +259,7 @@ def test_a_file_for_which_there_is_no_room_is_not_sent_at_all(kept, waiting, bri
     put, sent = files._files.put, []
     files._files.put = lambda *what: (sent.append(what[0]), put(*what))
     limit(6)
+    files._look_up()
     for _ in range(2):
         files._send_files(("last.pt",))
     assert sent == []
@@ -272,6 +273,64 @@ def test_a_file_for_which_there_is_no_room_is_not_sent_at_all(kept, waiting, bri
     files._send_files(("last.pt",))
     assert sent == ["last.pt", "last.pt"]
     assert checkpoint_at(kept, waiting) == "changed"
+
+
+def test_the_service_is_asked_for_room_only_where_it_may_have_too_little(
+    kept, waiting, brings, tmp_path
+):
+    files, _, told = brings
+    wire = files._files._service._client
+    place = f"/v1/jobs/{waiting.id}/artifacts"
+
+    def asked():
+        """What was asked for since the last call."""
+        new = [(method, path.removeprefix(place)) for method, path in wire.asked]
+        wire.asked.clear()
+        return new
+
+    def send(*names):
+        for name in names:
+            file = artifacts._path(tmp_path / "run", name)
+            file.write_text(f"{len(wire.asked)} more")
+        files._send_files(names)
+
+    asked()
+    send("plan.json", "last.pt")
+    send("last.pt")
+    assert asked() == [("PUT", "/plan.json"), ("PUT", "/last.pt"), ("PUT", "/last.pt")]
+    limits = kept.settings.limits.model_copy(update={"artifact_bytes": 15})  # others have the rest
+    kept.store.artifacts._settings = kept.settings.model_copy(update={"limits": limits})
+    for _ in range(2):
+        send("best.pt")
+    assert asked() == [("PUT", "/best.pt"), ("GET", "")]
+    assert len(told) == 1
+
+
+def test_an_upload_that_another_one_overtook_is_told_of_and_sent_again(
+    kept, waiting, brings, tmp_path, monkeypatch
+):
+    """As where a proxy has kept the former attempt, and sends it late."""
+    files, _, told = brings
+    monkeypatch.setattr(artifacts, "_LAST_TRIES", 2)
+    store, late = kept.store.artifacts, []
+    finish = store.finish
+
+    def overtaken(upload):
+        if not late:
+            more = {"size": 6, "sha256": "0" * 64}
+            late.append(store.begin(upload.job, upload.name, upload.key, **more))
+        return finish(upload)
+
+    monkeypatch.setattr(store, "finish", overtaken)
+    files.settle()
+    assert checkpoint_at(kept, waiting) == "weights"
+    assert len(told) == 1
+    assert "another upload of this job has begun since" in told[0]
+
+
+def test_a_folder_without_a_checkpoint_lacks_none_at_the_service(kept, waiting, tmp_path):
+    """So an agent that is stopped before it has one need not have the job kept for it."""
+    assert RunFiles(tmp_path, lease_of(kept, "one"), remote(kept), None, print).sent
 
 
 def test_a_checkpoint_is_brought_without_the_best_one(kept, waiting, brings, tmp_path):

@@ -116,6 +116,27 @@ def test_a_clock_that_is_set_forward_makes_no_run_silent(service):
     assert [one.subject for one in hook.turn()] == [gone]
 
 
+def test_a_service_that_stood_still_makes_no_run_silent(service):
+    """As a process that is stopped, or on a laptop that sleeps: nobody could reach it."""
+    hook, goes_on, gone = Hook(service), service.a_run(), service.a_run()
+
+    def go(seconds):
+        """As the service does all the time."""
+        for _ in range(seconds):
+            service.clock.go(1)
+            service.store.tick()
+            service.store.runs.alive(goes_on)
+
+    service.store.tick()
+    go(30)
+    service.clock.go(600)
+    assert hook.turn() == []
+    go(round(service.settings.silent_seconds) + 1)  # the first of them ends the standstill
+    assert hook.turn() == []
+    go(1)
+    assert [one.subject for one in hook.turn()] == [gone]
+
+
 def test_a_prediction_that_was_missed_is_told_once_a_row(service):
     hook, run = Hook(service), service.a_run()
     for number in range(4):

@@ -164,6 +164,9 @@ class RunFiles:
         self._restored = False
         self._kept: bool | None = None  # whether the service keeps artifacts; None: not known yet
         self._there: dict[str, str] = {}  # digests of the service's artifacts, by name
+        # Their sizes, and the room for more, in bytes; others may have taken of the room since.
+        self._sizes: dict[str, int] = {}
+        self._room = 0
         self._sent: dict[str, tuple[object, ...]] = {}  # version that was sent, by name
         self._over = threading.Event()
         # When logs, checkpoints and what failed are sent next, by `time.monotonic`.
@@ -182,7 +185,7 @@ class RunFiles:
     def sent(self) -> bool:
         """Whether the service has the run's newest checkpoint, or there is none."""
         version = _version(_path(self._run, "last.pt"))
-        return self._restored and version in (None, self._sent.get("last.pt"))
+        return version is None or (self._restored and version == self._sent.get("last.pt"))
 
     # ----------------------------------------------------------------------------------- downloads
 
@@ -241,10 +244,12 @@ class RunFiles:
                 self._heartbeat.wait(backoff.seconds(error))
 
     def _look_up(self) -> JobArtifacts:
-        """The service's artifacts of the job; notes which files need not be sent."""
+        """The service's artifacts of the job; notes what need not be sent, and the room."""
         listed = self._files.listed()
         self._kept = listed.kept
         self._there = {info.name: info.sha256 for info in listed.artifacts}
+        self._sizes = {info.name: info.size for info in listed.artifacts}
+        self._room = listed.room
         return listed
 
     def _fetched(self, info: ArtifactInfo, path: Path) -> bool:
@@ -327,8 +332,8 @@ class RunFiles:
                 self._kept = False
             elif error.status == _NO_ROOM:
                 self._tell_once(error, "logs")
-            elif error.status != 409:  # another agent has the job, as the heartbeat learns too
-                self._later(error)
+            elif error.status != 409 or error.retry_seconds is not None:
+                self._later(error)  # else another agent has the job, as the heartbeat learns too
         except _OutOfTime:
             self._tell(f"{self._lease.job.name}: its newest files are not at the service")
         except FileError as error:
@@ -391,6 +396,7 @@ class RunFiles:
                 except ServiceError as error:
                     if error.status != _NO_ROOM:
                         raise
+                    self._room, self._sizes = 0, {}  # ask before the next file
                     self._tell_once(error, name)  # there may be room for the others
                     resumable = resumable and name not in _BEFORE_CHECKPOINT
                 else:
@@ -398,17 +404,22 @@ class RunFiles:
 
     def _check_room(self, name: ArtifactName, size: int) -> None:
         """Refuse a file for which the service has no room. The service would, too, but most of the
-        file is sent before its answer is read, and that for each checkpoint.
+        file is sent before its answer is read, and that for each checkpoint. The service is asked
+        only where the room that it had before is too small.
         """
-        listed = self._look_up()
-        former = sum(info.size for info in listed.artifacts if info.name == name)
-        room = listed.room + former
-        if listed.kept and size > room:
+        if size > self._room_for(name):
+            self._look_up()
+        room = self._room_for(name)
+        if self._kept and size > room:
             raise ServiceError(
                 f"{self._url}: {name} has {in_words(size)}, and {in_words(room)} are free for it "
                 "at the service: delete artifacts that nobody needs, or have the limit raised",
                 status=_NO_ROOM,
             )
+
+    def _room_for(self, name: ArtifactName) -> int:
+        """Bytes that a file may have, as far as is known here: it replaces the one of its name."""
+        return self._room + self._sizes.get(name, 0)
 
     def _send(self, name: ArtifactName, file: BinaryIO, size: int) -> None:
         """Upload the first ``size`` bytes of a file, unless the service has them."""
@@ -422,6 +433,8 @@ class RunFiles:
             return
         file.seek(0)
         self._files.put(name, self._pieces(name, file, size), size, sha256)
+        self._room = self._room_for(name) - size
+        self._sizes[name] = size
         self._there[name] = sha256
 
     def _pieces(self, name: ArtifactName, file: BinaryIO, size: int) -> Iterator[bytes]:

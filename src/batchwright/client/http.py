@@ -25,6 +25,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 FILE_SECONDS = 60.0  # without a byte of a file, or of the answer to its upload
 _PIECE = 2**18  # bytes of a file that are in memory
+_ANOTHER = 399  # status of a 404 that is none of a service's, as of a proxy whose service is away
 _STRANGE = "{} does not answer as `batchwright serve` does: check the address"
 _MAX_TEXT = 300  # characters of a server's message that are passed on
 
@@ -231,7 +232,7 @@ class Service:
         elif detail:
             text = f"{self.url}: {detail}"
         elif status < 400 or status == 404:
-            text = _STRANGE.format(self.url)
+            text, status = _STRANGE.format(self.url), min(status, _ANOTHER)
         else:
             text = f"{self.url} answered {status}: see its log"
         raise ServiceError(

@@ -8,6 +8,7 @@ what is done: an agent that was killed goes on from there.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -39,6 +40,7 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.service import Lease
+from batchwright.records.text.problems import printable
 from batchwright.storage.files import end_of_lines, make_folder
 from batchwright.storage.locks import take
 
@@ -47,8 +49,10 @@ POLL_SECONDS = 0.1
 LOOK_SECONDS = 5.0  # between two checks of the agent's limits
 STOP_SECONDS = 8.0  # for a checkpoint after a job was cancelled; then the verb is killed
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
+LEAST_FREE = 2**20  # bytes; a disk with less is full
 _MAX_ERROR = 2000  # characters of an error
 _TAIL = 64 * 1024  # bytes of metrics.jsonl; a line of many workers has some ten thousand
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 class VerbFailed(BatchwrightError):  # noqa: N818 - the job failed, and not the agent
@@ -119,16 +123,25 @@ class JobWork:
                 self._heartbeat.say("cancelled")
                 return "cancelled"
             raise
-        except Unable as error:
-            reason = " ".join(str(error).split())[:_MAX_ERROR]
-            self._heartbeat.say("queued", reason=reason)
-            return f"given back: {reason}"
         except (BatchwrightError, OSError) as error:
             if self._heartbeat.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
-            problem = " ".join(str(error).split())[:_MAX_ERROR]
+            problem = printable(" ".join(str(error).split()))[:_MAX_ERROR]
+            reason = problem if isinstance(error, Unable) else self._full(problem)
+            if reason:
+                self._heartbeat.say("queued", reason=reason[:_MAX_ERROR])
+                return f"given back: {reason}"
             self._heartbeat.say("failed", error=problem)
             return f"failed: {problem}"
+
+    def _full(self, problem: str) -> str:
+        """Why this agent cannot carry the job out, if a full disk is the cause of a problem; else
+        empty. Its line says so, unless it was lost with the log of the verb.
+        """
+        if any(words in problem for words in _FULL):
+            return problem
+        disk = shutil.disk_usage(self._folder.parent)
+        return f"its disk is full: {problem}" if disk.free < LEAST_FREE <= disk.total else ""
 
     def _do(self) -> str:
         job = self._checked_job()
@@ -286,8 +299,8 @@ class JobWork:
     def _send_rest(self) -> None:
         """Send what the service lacks of the run, and its end; waits for a service that is away."""
         self._note_run()
-        backoff = Backoff(0.5, 10.0)
-        while (report := read_report(self._run)) is not None and not report.told:
+        backoff, report = Backoff(0.5, 10.0), read_report(self._run)
+        while report is not None and not report.told:
             sender = Sender(self._run, report, self._service, self._tell)
             try:
                 sender.introduce()
@@ -300,7 +313,9 @@ class JobWork:
                     raise BatchwrightError(f"the run is done and not reported: {error}") from None
                 self._heartbeat.wait(backoff.seconds(error))
             finally:
-                write_report(self._run, sender.report)
+                report = sender.report
+                with suppress(FileError):  # the service knows what it has
+                    write_report(self._run, report)
         if report is not None:
             self._heartbeat.run = report.run
 

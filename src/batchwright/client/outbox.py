@@ -72,8 +72,13 @@ def new_report(folder: Path, url: str, *, name: str = "", **more: Any) -> Report
         name: Name of the run; empty: the name of the folder.
         **more: Further fields of `Report`.
     """
-    plain = "".join(c if c.isprintable() else " " for c in name or folder.resolve().name)
-    return Report(url, str(uuid.uuid4()), plain.strip()[:_MAX_NAME] or "run", **more)
+    plain = plain_text(name or folder.resolve().name)
+    return Report(url, str(uuid.uuid4()), plain[:_MAX_NAME] or "run", **more)
+
+
+def plain_text(text: str) -> str:
+    """A text without characters that a service refuses, as of a file name in another encoding."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
 
 
 def seal_of(url: str, token: str | None) -> str:
@@ -104,8 +109,11 @@ def read_report(folder: Path) -> Report | None:
         raise FileError(f"{path} is none of ours ({FORMAT}); remove it to report anew")
     try:
         report = Report(**{key: value for key, value in values.items() if key in known})
-        uuid.UUID(report.run)
-        valid = isinstance(report.next, int) and checked_url(report.url) == report.url
+        valid = (
+            isinstance(report.next, int)
+            and checked_url(report.url) == report.url
+            and str(uuid.UUID(report.run)) == report.run
+        )
     except (BatchwrightError, TypeError, ValueError, AttributeError):
         valid = False
     if not valid:

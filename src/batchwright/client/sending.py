@@ -20,6 +20,7 @@ from batchwright.client.outbox import (
     Report,
     can_be_sent,
     new_report,
+    plain_text,
     read_report,
     write_report,
 )
@@ -129,7 +130,8 @@ class Sender:
         """Send how the run ended, with its summary if it finished."""
         path = self._folder / "summary.json"
         summary = _json_in(path) if outcome == "finished" and path.exists() else b"null"
-        end = json.dumps({"outcome": outcome, "error": error[:_MAX_ERROR] if error else None})
+        plain = plain_text(error or "")[:_MAX_ERROR]
+        end = json.dumps({"outcome": outcome, "error": plain or None})
         address = f"/v1/runs/{self.report.run}/end"
         try:
             self._service.put(address, end[:-1].encode() + b',"summary":' + summary + b"}")

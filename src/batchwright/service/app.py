@@ -153,11 +153,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _watch_leases(store: Store) -> None:
-    """Call `Jobs.tick` again and again."""
+    """Call `Store.tick` again and again."""
     failing = False
     while True:
         try:
-            await run_in_threadpool(store.jobs.tick)
+            await run_in_threadpool(store.tick)
             failing = False
         except Exception as error:
             if not failing:  # a database that is away is logged once

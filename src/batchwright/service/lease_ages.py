@@ -50,13 +50,22 @@ class LeaseAges:
                 return 0.0
             return max(0.0, now - known[1])
 
+    def away(self) -> float:
+        """Seconds that do not count so far, those since the last `tick` included."""
+        with self._lock:
+            return self._away + self._pause(self._steady())
+
     def tick(self) -> None:
         """Note that reports can be stored now; to be called often, once it was called."""
         with self._lock:
             now = self._steady()
-            if self._ticked is not None and now - self._ticked > self._tolerance:
-                self._away += now - self._ticked
+            self._away += self._pause(now)
             self._ticked = now
+
+    def _pause(self, now: float) -> float:
+        """Seconds since the last `tick`, if these do not count."""
+        pause = 0.0 if self._ticked is None else now - self._ticked
+        return pause if pause > self._tolerance else 0.0
 
     def catch_up(self) -> None:
         """`tick`, if this process calls it at all."""

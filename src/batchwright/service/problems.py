@@ -45,10 +45,22 @@ class NotFound(ServiceProblem):
     status = 404
 
 
+class Late(ServiceProblem):
+    """The body did not arrive in time: send it again."""
+
+    status = 408
+
+
 class Conflict(ServiceProblem):
     """It does not fit what is stored."""
 
     status = 409
+
+
+class Overtaken(Conflict):
+    """Another request has come in between: the same one may succeed now."""
+
+    retry_after = 1.0
 
 
 class TooLarge(ServiceProblem):

@@ -172,8 +172,9 @@ class _Worker:
             result: TaskResult = self._connection.recv()
         except (EOFError, OSError):
             # A library that gets no more memory ends its process by a signal of its own; SIGKILL
-            # comes from outside, as where the machine has no memory left.
-            killed = self._process.wait() == -signal.SIGKILL
+            # comes from outside, as where the machine has no memory left, and SIGALRM where this
+            # process stood still.
+            killed = self._process.wait() in (-signal.SIGKILL, -signal.SIGALRM)
             return ("unavailable", _KILLED, False) if killed else ("too large", _TOO_COSTLY, False)
         return result
 

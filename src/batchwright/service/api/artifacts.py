@@ -125,8 +125,8 @@ async def put_artifact(
 ) -> ArtifactInfo:
     """Upload a file, which replaces the one of this name once it has arrived completely.
 
-    409 means that the lease is not the job's newest any more, or that a later upload of this job
-    has begun; 507 that there is no room.
+    409 means that the lease is not the job's newest any more or, with `Retry-After`, that another
+    upload of this job has begun meanwhile; 507 that there is no room.
     """
     transfers: Transfers = request.app.state.transfers
     sha256 = base64.b64decode(digest.removeprefix("sha-256=:")[:-1]).hex()

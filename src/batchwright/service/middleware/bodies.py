@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.service.api.error_responses import is_for_programs
 from batchwright.service.middleware.identify import caller_of, whose
-from batchwright.service.problems import ServiceProblem, TooLarge, TooMany, Unauthorized
+from batchwright.service.problems import Late, ServiceProblem, TooLarge, TooMany, Unauthorized
 from batchwright.service.reading import check_json, run_apart_if_large
 from batchwright.service.settings import Limits
 
@@ -74,7 +74,7 @@ class Bodies:
                 async with asyncio.timeout(BODY_SECONDS):
                     body = await self._read(request, receive, share)
             except TimeoutError:
-                raise ServiceProblem(f"the body did not come within {BODY_SECONDS:.0f} s") from None
+                raise Late(f"the body did not come within {BODY_SECONDS:.0f} s") from None
             if body and is_json(request.headers.get("content-type", "application/json")):
                 most = self._limits.nesting, self._limits.values
                 if len(body) <= STRANGERS_BYTES:

@@ -230,10 +230,12 @@ def _lines(text: str) -> Markup:
     return Markup("\n").join(escape(printable(line)) for line in text.splitlines())
 
 
-def _prose(text: str) -> Markup:
-    """Sentences in which what stands in backticks is code, also where the text was cut within."""
-    cut = text.endswith("...") and text.count("`") % 2  # Bash quotes `like this', too
-    return drawn(prose(f"{text}`" if cut else text))
+def _prose(text: str, whole: str = "") -> Markup:
+    """Sentences in which what stands in backticks is code. Where `text` is the begin of `whole`, it
+    may have been cut within code; a backtick that has no other is one of Bash, which quotes `so'.
+    """
+    within = text.count("`") % 2 and whole.count("`") > text.count("`")
+    return drawn(prose(f"{text}`" if within else text))
 
 
 def time_element(at: float) -> Markup:

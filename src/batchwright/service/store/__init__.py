@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from batchwright.errors import BatchwrightError
 from batchwright.service.database.engine import Database, open_engine, shown
 from batchwright.service.database.migrate import HEAD, migrate, revision
+from batchwright.service.listening import Listening
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.advice import AdviceStore
 from batchwright.service.store.agents import Agents
@@ -55,14 +56,15 @@ class Store:
         common = (self.database, settings, clock)
         self.tokens = Tokens(*common)
         self.sign_in = SignIn(*common)
-        self.runs = Runs(*common)
-        self.records = Records(*common)
-        self.advice = AdviceStore(*common)
         steady = steady or (time.monotonic if clock is time.time else clock)
         self.jobs = Jobs(*common, steady)
+        self.listening = Listening(clock, steady, self.jobs.away)
+        self.runs = Runs(*common, self.listening)
+        self.records = Records(*common)
+        self.advice = AdviceStore(*common)
         self.agents = Agents(*common, self.jobs.kept_for, self.jobs.note_restart)
         self.artifacts = Artifacts(*common)
-        self.notices = Notices(*common, steady)
+        self.notices = Notices(*common, steady, self.listening)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 
@@ -102,6 +104,13 @@ class Store:
             found = revision(connection)
         if found != HEAD:
             raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
+
+    def tick(self) -> None:
+        """Note that this process hears reports, and end cancelled jobs whose agent is silent. The
+        service calls this every `TICK_SECONDS`.
+        """
+        self.listening.seconds()
+        self.jobs.tick()
 
     def tidy(self) -> list[str]:
         """Delete what is older than `Settings.retention_days`; returns identifiers of the runs.

@@ -35,7 +35,7 @@ from batchwright.records.service import ArtifactInfo, ArtifactName, JobArtifacts
 from batchwright.records.text.formatting import size as in_words
 from batchwright.service.database.tables import artifacts, jobs
 from batchwright.service.job_states import LEASE_LOST
-from batchwright.service.problems import Conflict, NoRoom, NotFound, ServiceProblem
+from batchwright.service.problems import Conflict, NoRoom, NotFound, Overtaken, ServiceProblem
 from batchwright.service.store.artifact_place import ArtifactPlace
 from batchwright.service.store.job_rows import job_row
 from batchwright.service.store.part import Part, lock_for_insert
@@ -176,7 +176,8 @@ class Artifacts(Part):
         """Make an upload whose file is whole the job's newest artifact of its name.
 
         Raises:
-            Conflict: The lease is not the job's newest any more, or a later upload has begun.
+            Conflict: The lease is not the job's newest any more.
+            Overtaken: Another upload has begun meanwhile.
         """
         this = and_(artifacts.c.id == upload.id, _IS_COMING)
         with self._database.writing() as connection:
@@ -186,7 +187,10 @@ class Artifacts(Part):
             kept = update(artifacts).where(this).values(state=KEPT, created=self._clock())
             row = connection.execute(kept.returning(artifacts)).mappings().one_or_none()
             if row is None:
-                raise Conflict("a later upload of this job has begun, or the job was removed")
+                raise Overtaken(
+                    "another upload of this job has begun since, as where a proxy sends one late: "
+                    f"send {upload.name} again"
+                )
             return _info(row)
 
     def give_up(self, upload: Upload) -> None:

@@ -361,11 +361,15 @@ class Jobs(Part):
 
     # ------------------------------------------------------------------------------------ clock
 
+    def away(self) -> float:
+        """Seconds in which no report on a job could be stored, so far."""
+        return self._ages.away()
+
     def tick(self) -> None:
         """Note that agents' reports can be stored, and end cancelled jobs whose agent is silent.
 
-        The service calls this every `TICK_SECONDS`. Once it was called, longer pauses count as time
-        in which no report could be stored, which is no silence of an agent.
+        Called every `TICK_SECONDS`. Once it was called, longer pauses count as time in which no
+        report could be stored, which is no silence of an agent.
         """
         with self._database.writing() as connection:  # waits as long as a report would
             self._ages.tick()

@@ -16,6 +16,7 @@ from sqlalchemy import delete, select, update
 from batchwright.records.service import Event, Notice
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import jobs, notices, runs
+from batchwright.service.listening import Listening
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.part import Clock, Part
 
@@ -27,9 +28,6 @@ WAITS = (10.0, 60.0, 300.0, 1800.0, 7200.0)
 
 CLAIM_SECONDS = 60.0
 """For which a notice is left to the process that sends it; then another process may send it."""
-
-CLOCK_SECONDS = 1.0
-"""By how much the wall clock may gain or lose between two looks; if it does more, it was set."""
 
 KEPT_SECONDS = 30 * DAY
 """For how long the row of a notice stays, so that its event is not noted again."""
@@ -63,12 +61,19 @@ class Notices(Part):
         settings: Limits and delays, and the webhook.
         clock: Unix time in seconds.
         steady: Seconds, by a clock that never jumps.
+        listening: For how long this process has heard all reports.
     """
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        clock: Clock,
+        steady: Clock,
+        listening: Listening,
+    ) -> None:
         super().__init__(database, settings, clock)
-        self._steady, self._began = steady, steady()
-        self._ahead = clock() - self._began  # how far the wall clock is ahead
+        self._steady, self._began, self._listening = steady, steady(), listening
 
     def note(self, event: Event, subject: str, mark: object, name: str, detail: str) -> None:
         """Note an event, unless it is noted already.
@@ -98,10 +103,8 @@ class Notices(Part):
 
     def look(self) -> None:
         """Note the jobs that have failed and the runs that have fallen silent."""
-        now, steady = self._clock(), self._steady()
-        if abs(now - steady - self._ahead) > CLOCK_SECONDS:
-            self._began = steady  # by the new time, runs that go on may seem silent
-        self._ahead = now - steady
+        now = self._clock()
+        heard = min(self._steady() - self._began, self._listening.seconds())
         known = {row.key for row in self._read(_KEYS.where(notices.c.created > now - DAY))}
         failed = select(jobs.c.id, jobs.c.name, jobs.c.error).where(
             jobs.c.state == "failed", jobs.c.changed > now - LOOK_BACK_SECONDS
@@ -110,8 +113,8 @@ class Notices(Part):
             if _key("job.failed", job.id) not in known:
                 detail = job.error or "no reason is known"
                 self.note("job.failed", job.id, "", job.name, detail)
-        if steady - self._began <= self._settings.silent_seconds:
-            return  # the service may have been away: runs that go on were not heard of either
+        if heard <= self._settings.silent_seconds:
+            return  # runs that go on were not heard of either, or their times are wrong
         silent = now - self._settings.silent_seconds
         wanted = select(runs.c.id, runs.c.name, runs.c.changed).where(
             runs.c.outcome.is_(None),

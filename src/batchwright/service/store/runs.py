@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +29,7 @@ from batchwright.records.service import (
     RunIntroduction,
     RunState,
 )
+from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import (
     DELETED,
     EXPIRED,
@@ -37,9 +39,11 @@ from batchwright.service.database.tables import (
     records,
     runs,
 )
+from batchwright.service.listening import Listening
 from batchwright.service.problems import Conflict, Refused, Unavailable
-from batchwright.service.settings import DAY
+from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.part import (
+    Clock,
     Part,
     count,
     deletion_limit,
@@ -81,7 +85,20 @@ _SHOWN = [
 
 
 class Runs(Part):
-    """The table of runs."""
+    """The table of runs.
+
+    Args:
+        database: The database.
+        settings: Limits and delays.
+        clock: Unix time in seconds.
+        listening: For how long this process has heard all reports.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, clock: Clock, listening: Listening
+    ) -> None:
+        super().__init__(database, settings, clock)
+        self._listening = listening
 
     def introduce(
         self, identifier: str, introduction: RunIntroduction, owner: str, *, demo: bool = False
@@ -210,7 +227,7 @@ class Runs(Part):
         """
         newest = (runs.c.created.desc(), runs.c.id.desc())
         wanted = select(*_SHOWN).where(NOT_DELETED).order_by(*newest).limit(limit)
-        now, seconds = self._clock(), self._settings.silent_seconds
+        now, seconds = self._clock(), self._patience()
         lately = runs.c.changed.between(now - seconds, now + seconds)  # as in `_info`
         if state in ("running", "silent"):
             heard = lately if state == "running" else not_(lately)
@@ -320,11 +337,18 @@ class Runs(Part):
     def _column(self, column: Column[Any], identifier: str) -> Any:
         return self._value(column, identifier, NOT_DELETED)
 
+    def _patience(self) -> float:
+        """Seconds without a report after which a run that goes on is silent: after a break in
+        listening no run is, for as long as that.
+        """
+        seconds = self._settings.silent_seconds
+        return seconds if self._listening.seconds() > seconds else math.inf
+
     def _info(self, row: RowMapping) -> RunInfo:
         state: RunState = row["outcome"] or "running"
         # The absolute value: the clock may have been set back since the last report.
         away = abs(self._clock() - row["changed"])
-        if state == "running" and away > self._settings.silent_seconds:
+        if state == "running" and away > self._patience():
             state = "silent"
         own = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
         return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - own}, **own)
