@@ -1,20 +1,23 @@
 """An agent as a process of its own, whose verbs are those of `fake_verbs`.
 
-python tests/agents.py URL FOLDER NAME
+python -m agents URL FOLDER NAME
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from batchwright.client import job_work
 from batchwright.client.agent import Agent
 from batchwright.client.http import Service, find_token
+from batchwright.distributed.processes import PARENT_PID
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import AgentIntroduction
 
 if __name__ == "__main__":
+    os.environ.pop(PARENT_PID, None)  # it is no worker of what has forked it
     job_work.VERBS = "fake_verbs"
     url, folder, name = sys.argv[1:]
     token = find_token(url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from fastapi.testclient import TestClient
 
 from batchwright.client.http import Service as Remote
 from batchwright.client.outbox import METRICS, Report, new_report, write_report
+from batchwright.distributed.fork_server import Process
 from batchwright.records import Plan, Profile
 from batchwright.records.documents import write_record
+from forked import LightServer
 from samples import make_plan, make_profile
 from services import ADDRESS, Service, epoch, step
 
@@ -113,21 +117,39 @@ def wait_until(true: Any, what: str = "") -> None:
         time.sleep(0.02)
 
 
+@cache
+def _services() -> LightServer:
+    server = LightServer(["bare_service"])
+    atexit.register(server.close)
+    return server
+
+
+def start_service(*words: str, log: int, **variables: str) -> Process:
+    """``batchwright serve WORDS``, forked from what has imported it; ``log`` is open to be written.
+
+    Args:
+        words: Its options.
+        log: Descriptor that takes what it prints.
+        variables: Beside those of this process.
+    """
+    return _services().start("bare_service", ["serve", *words], {**os.environ, **variables}, [log])
+
+
 class Server:
     """`batchwright serve` as a process, over a SQLite file, on a port that stays the same.
 
     Args:
         folder: Of the file, and of its log.
-        program: What Python runs.
+        program: What Python runs; nothing: it is forked (`start_service`).
     """
 
     def __init__(self, folder: Path, *program: str) -> None:
         self.folder = folder
-        self._program = program or ("-m", "batchwright.cli.commands")
+        self._program = program
         self.home = folder / "home"
         self.database = f"sqlite:///{folder}/service.sqlite"
         self.port = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Process | None = None
 
     @property
     def url(self) -> str:
@@ -141,15 +163,17 @@ class Server:
         log = self.folder / "server.log"
         with log.open("ab") as file:
             start = file.tell()
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, *self._program, "serve"),
-                    *("--database", self.database, "--port", str(self.port), "--rate", "10000"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=os.environ,
+            words = ("--database", self.database, "--port", str(self.port), "--rate", "10000")
+            self.process = (
+                subprocess.Popen(
+                    [sys.executable, *self._program, "serve", *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    env=os.environ,
+                )
+                if self._program
+                else start_service(*words, log=file.fileno())
             )
         wait_until(lambda: self._port_in(log, start) is not None, log.read_text()[-2000:])
         self.port = self._port_in(log, start) or 0
@@ -161,7 +185,7 @@ class Server:
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGTERM)
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:

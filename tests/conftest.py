@@ -53,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # others run them
         # Hundreds of processes start: each would compile the package and the tests anew.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        if sys.platform == "linux":
+            os.environ["FORKED_ROOT"] = f"forked-root-{os.getpid()}"
         return
     gc.disable()  # until all tests are imported
     from batchwright.distributed.processes import spinning_shortly
@@ -73,6 +75,15 @@ def pytest_configure(config: pytest.Config) -> None:
         share = host.worker_threads(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
         os.environ[host.THREADS] = str(share)
         torch.set_num_threads(share)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Have one process import, once a test asks for it, what all those that run tests fork from."""
+    if session.config.getoption("numprocesses", None) and sys.platform == "linux":
+        from forked import start_root
+
+        session.config.add_cleanup(start_root().kill)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,11 +1,12 @@
 """`batchwright` in processes of its own, forked from one that has imported it already.
 
 A start takes two seconds of a core for its imports; tests that start dozens take their time from
-all others. A process that runs tests has one to fork from, which all of its files share. A command
-that starts workers has a fork server of its own for them, which would import the same again: the
-first of each command is forked, too, and so are workers of a torchrun that is started here and the
-verbs that a sweep or an agent runs. Where nothing is forked (elsewhere than on Linux), each starts
-as usual.
+all others. A process that runs tests has one to fork from, which all of its files share; where
+several run them, each has it forked from one that has imported all for them (`start_root`). A
+command that starts workers has a fork server of its own for them, which would import the same
+again: the first of each command, and three of a script, are forked, too, and so are workers of a
+torchrun that is started here and the verbs that a sweep or an agent runs. Where nothing is forked
+(elsewhere than on Linux), each starts as usual.
 
     python -m forked FOLDER IN OUT ERR [-m] PROGRAM WORDS...
 
@@ -51,14 +52,19 @@ _VERBS = "batchwright.cli.verb_child"
 _SERVER = "batchwright.training.parameter_server.server_process"
 _NUMBERS = count()
 Server = fork_server._ForkServer
+_ROOT = "FORKED_ROOT"
 _SHARED: list[Server] = []
 _COMMANDS = (  # what commands import as they come to it
+    *("batchwright.probing.probe", "batchwright.distributed.joining.gathering"),
+    *("batchwright.reporting.render.terminal", "batchwright.reporting.render.tables"),
     *("batchwright.workflows.verbs", "batchwright.workflows.together", "command_line"),
     *("batchwright.workflows.sweep.verb", "batchwright.workflows.simulating"),
     *("batchwright.workflows.doctor", "batchwright.workflows.exports", "matplotlib.figure"),
     *("batchwright.reporting.render.figures", "matplotlib.backends.backend_agg", TORCHRUN),
     *("torch._dynamo", "sklearn.datasets"),  # at an optimizer's first step; for `digits`
 )
+_ALL = (*fork_server._MODULES, *_COMMANDS)
+_VERBS_OF_SCRIPT = 3  # that start workers of their own, one after another
 _NEW_NETWORK, _NEW_NAMES = 0x40000000, 0x04000000  # CLONE_NEWNET, CLONE_NEWUTS of <linux/sched.h>
 
 
@@ -180,9 +186,44 @@ def _one_for_all() -> Server | None:
         _SHARED[-1]._listen()
     if not _SHARED or _SHARED[-1]._gone:
         with _environment():
-            _SHARED.append(Server(_COMMANDS))
+            root = os.environ.get(_ROOT)
+            _SHARED.append(_Rooted(root) if root else Server(_COMMANDS))
         atexit.register(_SHARED[-1].close)
     return _SHARED[-1]
+
+
+def start_root() -> subprocess.Popen[bytes]:
+    """Start what the servers of all processes that run tests are forked from; ends with this one.
+
+    It imports once the first of them asks. Its socket is named by the variable FORKED_ROOT.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, _environment():
+        line.bind(f"\0{os.environ[_ROOT]}")
+        line.listen()
+        return subprocess.Popen(
+            [sys.executable, "-m", "forked_tasks", str(line.fileno()), *_ALL],
+            stdin=subprocess.DEVNULL,
+            env=child_environment(threads=1),
+            pass_fds=[line.fileno()],
+            start_new_session=True,
+        )
+
+
+class _Rooted(Server):
+    """A server that is forked from what `start_root` has started.
+
+    Args:
+        name: Of its socket.
+    """
+
+    def __init__(self, name: str) -> None:
+        ends = SimpleNamespace(kill=lambda: None, wait=lambda: None)  # with its line
+        with mock.patch.object(fork_server, "_start_server", return_value=ends):
+            super().__init__(())
+        self._line.close()
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, fork_server._MAX_BYTES)
+        self._line.connect(f"\0{name}")
 
 
 @contextmanager
@@ -451,7 +492,9 @@ if __name__ == "__main__":
         figures.figure, figures.file_bytes = lambda *_, **__: None, lambda *_: b""
         match_rounds.MAX_TIMES = 1
     if program != _SERVER:  # which starts nothing, and holds a lock that goes with it
-        _Spare()
+        alone = program.endswith(".py") and "RANK" not in os.environ
+        for _ in range(_VERBS_OF_SCRIPT if alone else 1):
+            _Spare()
     sys.argv = [program, *words]
     starting = _forking_workers if program == TORCHRUN else nullcontext
     if words[:1] in (["sweep"], ["agent"]):

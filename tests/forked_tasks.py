@@ -1,13 +1,15 @@
-"""Tasks that a scheduler starts, forked as commands are (`forked`).
+"""Servers that are forked for all who ask: tasks of a scheduler, and processes that run tests.
 
 A scheduler starts ``python -m batchwright`` itself, on what it takes for other hosts: that Python
 then asks, before it imports anything (`tasks/sitecustomize.py`), for a fork of a process that has.
+So does one that the scheduler starts as ``torchrun``. How tests ask: `forked.start_root`.
 
-    python -m forked_tasks LINE
+    python -m forked_tasks LINE [MODULES...]
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
@@ -15,6 +17,8 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from batchwright.distributed import fork_server
@@ -44,7 +48,7 @@ def forking_tasks(log: Path) -> Iterator[dict[str, str]]:
 
 
 def _serve(listener: socket.socket) -> fork_server._Order | None:
-    """Have a fork server of its own for each task; returns in these and in what they fork."""
+    """Have a fork server of its own for each who asks; returns in these and in what they fork."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent, lines = os.getpid(), {}
     while True:
@@ -76,7 +80,13 @@ def _is_gone(line: socket.socket) -> bool:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as listener:
+    die_with_parent(PARENT_PID)
+    _, number, *modules = sys.argv
+    with socket.socket(fileno=int(number)) as listener:
+        wait([listener])  # until somebody asks
+        for module in modules:
+            import_module(module)
+        gc.freeze()  # as `fork_server` does
         order = _serve(listener)
     if order is not None:
         sys.argv[1:] = order.arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -72,8 +73,9 @@ def tree_of(path: Path) -> ast.Module:
 def branches() -> set[str]:
     found = set()
     for path in sorted(ROOT.rglob("*.py")):
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        found |= {f"{module}:{name}" for name in branches_in(tree_of(path)) if name}
+        if re.search("cuda|cpu|nccl", path.read_text(encoding="utf-8")):  # others have none
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found |= {f"{module}:{name}" for name in branches_in(tree_of(path)) if name}
     return found
 
 
@@ -85,12 +87,12 @@ def test_every_branch_on_the_kind_of_device_has_a_test_on_a_gpu():
 
 def test_what_tests_say_that_they_reach_is_there():
     named = {site for sites in test_gpu.REACHED.values() for site in sites if "(" not in site}
+    named |= ELSEWHERE.keys()
     known = set()
-    for path in sorted(ROOT.rglob("*.py")):
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for module in {site.partition(":")[0] for site in named}:
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
         known |= {f"{module}:{name}" for name in _functions(tree_of(path))}
     assert named <= known, named - known
-    assert ELSEWHERE.keys() <= known
 
 
 def _functions(tree: ast.AST, names: tuple[str, ...] = ()) -> Iterator[str]:

@@ -26,6 +26,7 @@ from batchwright.workflows.engines import with_workers
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
 from batchwright.workflows.prepare_job import data_facts, refuse_another
+from forked_tasks import forking_tasks
 from gloo import free_port
 from samples import make_cyclic_plan, make_dual_plan, make_job, make_network, make_plan
 
@@ -639,7 +640,7 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_hosts_train_by_the_script_of_torchrun(tmp_path: Path) -> None:
+def test_two_hosts_train_by_the_script_of_torchrun(tmp_path: Path, forks: None) -> None:
     """Two agents of torchrun on this machine, started by the same script."""
     keys = {"data": "digits", "network": "resnet8", "epochs": 1, "global_batch": 128}
     job = bw.Job(**keys, workers=2, port=free_port(), device="cpu")
@@ -649,17 +650,15 @@ def test_two_hosts_train_by_the_script_of_torchrun(tmp_path: Path) -> None:
     script.write_text(
         export(read_record(plan, Plan), "torchrun", Target(2, str(plan), str(tmp_path / "run")))
     )
-    bin_folder = Path(sys.executable).parent
-    environment = os.environ | {
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-    }
-    agents = [
-        subprocess.Popen(["/bin/sh", str(script), "127.0.0.1"], env=environment, cwd=tmp_path)
-        for _ in range(2)
-    ]
-    assert [agent.wait(timeout=600) for agent in agents] == [0, 0]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with forking_tasks(tmp_path / "log") as more:
+        paths = os.pathsep.join([more["PYTHONPATH"], *sys.path])
+        own = {**more, "PATH": path, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        started = {"env": os.environ | own, "cwd": tmp_path}
+        agents = [
+            subprocess.Popen(["/bin/sh", str(script), "127.0.0.1"], **started) for _ in range(2)
+        ]
+        assert [agent.wait(timeout=600) for agent in agents] == [0, 0]
     summary = read_record(tmp_path / "run" / "summary.json", bw.RunSummary)
     assert len(summary.epochs) == 1
     assert {worker.samples for worker in summary.epochs[0].workers} != {0}

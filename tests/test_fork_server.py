@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import forked
 from batchwright.distributed import fork_server
 from batchwright.distributed.fork_server import imported_once, start
 from forked import start_light
@@ -82,6 +83,10 @@ def is_there(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait_for(condition):
@@ -191,6 +196,7 @@ def test_a_default_timeout_of_sockets_does_not_reach_the_server(monkeypatch):
     ends[0].close()
 
 
+@pytest.mark.usefixtures("light")
 def test_an_environment_too_large_for_a_message_is_no_hindrance(program, tmp_path, monkeypatch):
     with imported_once():
         for number in range(10):
@@ -238,7 +244,11 @@ def test_a_worker_that_is_killed_while_the_server_imports_never_begins(program, 
 
 STARTING = """
 import sys, time
+from batchwright.distributed import fork_server
 from batchwright.distributed.fork_server import imported_once, start
+from forked import start_light
+
+fork_server._start_server = start_light
 
 with imported_once(), open(sys.argv[1], "ab") as log:
     sleep = ["-n1", "-r1", "import time; time.sleep(600)"]
@@ -248,16 +258,39 @@ with imported_once(), open(sys.argv[1], "ab") as log:
 """
 
 
-def test_all_end_with_the_process_that_started_them(tmp_path):
+def test_all_end_with_the_process_that_started_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", forked.with_tests(os.environ))
     with subprocess.Popen(
         [sys.executable, "-c", STARTING, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
     ) as launcher:
         pid = int(launcher.stdout.readline())
-        server = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        server = parent_of(pid)
         assert is_there(pid)
         assert is_there(server)
         launcher.kill()
     wait_for(lambda: not is_there(pid) and not is_there(server))
+
+
+def test_servers_of_all_who_run_tests_are_forked_from_one_and_end_with_their_lines(
+    program, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(forked, "_ALL", ())
+    monkeypatch.setenv("FORKED_ROOT", f"forked-root-of-{os.getpid()}")
+    root = forked.start_root()
+    try:
+        for _ in range(2):
+            server = forked._Rooted(os.environ["FORKED_ROOT"])
+            with forked._forked_from(server):
+                process, told = begin(program, "3", tmp_path)
+                assert process.wait() == 3
+                stays, _ = begin(program, "stays", tmp_path)
+            assert parent_of(told["parent"]) == root.pid
+            server.close()
+            wait_for(lambda pid=stays.pid: not is_there(pid))
+            wait_for(lambda pid=told["parent"]: not is_there(pid))
+    finally:
+        root.kill()
+        root.wait()
 
 
 COMPUTING = """

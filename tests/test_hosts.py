@@ -325,7 +325,7 @@ def test_the_network_between_hosts_is_measured_and_planned_with(apart, tmp_path,
     words = ("-m", "batchwright", "probe", "data=digits", "probe.budget=2", "probe.learning=0")
     for host in apart:
         # One kind, however long one of them waits for a core.
-        more = ("global_batch=96", "probe.kind=cpu", "--out", "profile.json")
+        more = ("global_batch=96", "precision=float32", "probe.kind=cpu", "--out", "profile.json")
         host.start(apart[0], 1, *words, *more, nodes="2", XDG_CACHE_HOME=str(cache))
     codes = [host.agent.wait(timeout=500) for host in apart]
     assert codes == [0, 0], [host.log()[-3000:] for host in apart]

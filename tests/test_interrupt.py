@@ -9,8 +9,12 @@ import sys
 
 import pytest
 
+from clients import wait_until
+from forked import Forked
+
 pytestmark = pytest.mark.slow
 SECONDS = 300  # until a command that hangs is ended
+STOPPED = "error: stopped by signal 2\n"
 PAUSE = """
 import os, time
 os.write(1, b"now\\n")
@@ -19,43 +23,52 @@ time.sleep(600)
 
 
 @pytest.fixture
-def interrupted(tmp_path):
+def interrupted(tmp_path, tmp_path_factory, forks):
     """Runs a command that finds a module of ours, and sends SIGINT once it has written a line."""
+    how = {"cwd": tmp_path, "env": os.environ, "prints": tmp_path_factory.mktemp("prints")}
 
-    def call(module, code, *words):
+    def call(module, code):
         (tmp_path / f"{module}.py").write_text(code)
-        paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
-            [sys.executable, "-m", "batchwright", *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": paths},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = Forked(("run", f"network={module}:network"), **how)
         try:
-            assert process.stdout.readline() == "now\n"
+            wait_until(lambda: "now\n" in process.said() or process.poll() is not None)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=SECONDS)
+            _, err = process.communicate(SECONDS)
         finally:
             process.kill()
-            process.communicate()
         return process.returncode, err
 
     return call
 
 
-def test_ctrl_c_ends_the_command_while_it_is_imported(interrupted):
-    assert interrupted("typer", PAUSE, "--help") == (130, "error: stopped by signal 2\n")
+def test_ctrl_c_ends_the_command_while_it_is_imported(tmp_path):
+    """As a process of its own, which imports all itself."""
+    (tmp_path / "typer.py").write_text(PAUSE)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchwright", "--help"],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, err) == (130, STOPPED)
 
 
 def test_ctrl_c_ends_an_import_that_would_lose_it(interrupted):
     """Where it is in vain to raise KeyboardInterrupt: an extension module may lose it."""
     lost = "try:\n    from pauses import nothing\nexcept BaseException:\n    pass\n"
-    (code, err) = interrupted("pauses", PAUSE, "run", "network=pauses:network")
-    assert (code, err) == (130, "error: stopped by signal 2\n")
-    (code, err) = interrupted("loses", lost, "run", "network=loses:network")
-    assert (code, err) == (130, "error: stopped by signal 2\n")
+    (code, err) = interrupted("pauses", PAUSE)
+    assert (code, err) == (130, STOPPED)
+    (code, err) = interrupted("loses", lost)
+    assert (code, err) == (130, STOPPED)
 
 
 def test_ctrl_c_closes_what_a_command_has_open(interrupted, tmp_path):
@@ -63,8 +76,8 @@ def test_ctrl_c_closes_what_a_command_has_open(interrupted, tmp_path):
     works += PAUSE.replace("\n", "\n        ")
     works += "\n    finally:\n        open('closed', 'w').close()\n"
     # What libraries say on standard error is thrown away meanwhile, as by the probe.
-    code, err = interrupted("works", works, "run", "network=works:network")
-    assert (code, err) == (130, "error: stopped by signal 2\n")
+    code, err = interrupted("works", works)
+    assert (code, err) == (130, STOPPED)
     assert (tmp_path / "closed").exists()
 
 
@@ -74,7 +87,7 @@ def test_a_second_ctrl_c_leaves_what_the_first_had_to_say(interrupted, tmp_path)
         again = "def network(**_):\n    from batchwright.errors import Interrupted\n    try:\n"
         again += "        raise Interrupted(2, 'stopped; continue with `that`')\n    finally:"
         again += meanwhile.replace("\n", "\n        ")
-        code, err = interrupted("again", again, "run", "network=again:network")
+        code, err = interrupted("again", again)
         assert (code, err) == (130, "error: stopped; continue with `that`\n")
 
 
@@ -82,13 +95,13 @@ def test_ctrl_c_in_a_finalizer_is_not_lost(interrupted):
     """Python prints what is raised in `__del__`, and goes on."""
     late = "class Late:\n    def __del__(self):" + PAUSE.replace("\n", "\n        ")
     late += "\ndef network(**_):\n    Late()" + PAUSE.replace("now", "on").replace("\n", "\n    ")
-    code, err = interrupted("late", late, "run", "network=late:network")
-    assert (code, err) == (130, "error: stopped by signal 2\n")
+    code, err = interrupted("late", late)
+    assert (code, err) == (130, STOPPED)
 
 
 def test_ctrl_c_ends_a_command_that_is_ending(interrupted):
     late = "import atexit\n\n@atexit.register\ndef end():" + PAUSE.replace("\n", "\n    ")
-    code, err = interrupted("late", late, "run", "network=late:nothing")
+    code, err = interrupted("late", late)
     assert code == 130
     assert err.splitlines()[-1] == "error: stopped by signal 2"
     assert "Traceback" not in err

@@ -8,8 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +38,6 @@ from forked import LightServer, with_tests
 from run_lines import values_of
 from samples import make_job, make_plan, make_profile, make_summary
 
-TESTS = Path(__file__).parent
 JOB = make_job()
 
 
@@ -58,8 +55,8 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def verbs():
-    """From which `fake_verbs` are forked: three to a job take most of a test's time otherwise."""
-    server = LightServer(["batchwright.client.outbox", "batchwright.client.reporter_process"])
+    """From which `fake_verbs` and agents are forked: their starts take most of the time."""
+    server = LightServer(["batchwright.client.reporter_process", "agents"])
     yield server
     server.close()
 
@@ -861,38 +858,33 @@ def server(tmp_path, monkeypatch):
         yield one
 
 
-def started(server, folder, hold):
-    log = (folder.parent / "agent.log").open("ab")
-    return subprocess.Popen(
-        [sys.executable, str(TESTS / "agents.py"), server.url, str(folder), "one"],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env=os.environ,
-    )
+def started(server, folder, verbs):
+    with (folder.parent / "agent.log").open("ab") as log:
+        words = [server.url, str(folder), "one"]
+        return verbs.start("agents", words, dict(os.environ), [log.fileno()])
 
 
 @pytest.mark.slow
 def test_an_agent_killed_in_probing_training_or_reporting_ends_each_job_once(
-    server, hold, tmp_path
+    server, hold, verbs, tmp_path
 ):
     done = {}
     with Service(server.url, server.token) as service:
         for verb in ("probe", "train", "report"):
             hold.write_text(verb)
             job = submit(service, JOB, name=verb, auto=True)
-            agent = started(server, tmp_path / "agent", hold)
+            agent = started(server, tmp_path / "agent", verbs)
             try:
                 reached(hold, verb)
                 agent.send_signal(signal.SIGKILL)
                 agent.wait(SECONDS)
                 hold.unlink()
                 hold.with_name("reached").unlink()
-                agent = started(server, tmp_path / "agent", hold)
+                agent = started(server, tmp_path / "agent", verbs)
                 path = f"/v1/jobs/{job.id}"
                 wait_until(lambda path=path: service.get(path)["state"] not in OPEN)
                 done[verb] = service.get(path)
-                agent.terminate()
+                agent.send_signal(signal.SIGTERM)
                 assert agent.wait(SECONDS) == 143
             finally:
                 agent.kill()

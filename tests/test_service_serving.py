@@ -46,7 +46,7 @@ from batchwright.service.operating.serving import (
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import LOCAL
-from clients import wait_until
+from clients import start_service, wait_until
 from forked import Forked, forking
 from samples import make_plan, make_profile
 from services import step
@@ -55,41 +55,31 @@ from test_docs import briefly, entered, quickly, shown_for
 LAST_SECONDS = 500
 
 
-# The service needs neither torch nor what else only training and the figures of files need.
-BARE = """
-import sys
-sys.modules.update(dict.fromkeys(("torch", "sklearn", "matplotlib", "PIL")))
-from batchwright.cli.commands import main
-main()
-"""
-
-
 class Serving:
     """A service in a process of its own."""
 
     def __init__(self, folder: Path, *words: str, database: str | None = None) -> None:
         self._folder = folder
         self.database = database or f"sqlite:///{folder}/service.sqlite"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", BARE, "serve", "--port", "0", *words],
-            env={**os.environ, "BATCHWRIGHT_DATABASE": self.database, "XDG_DATA_HOME": str(folder)},
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
+        read, written = os.pipe()
+        variables = {"BATCHWRIGHT_DATABASE": self.database, "XDG_DATA_HOME": str(folder)}
+        self.process = start_service("--port", "0", *words, log=written, **variables)
+        os.close(written)
+        self._said = os.fdopen(read)
         self.lines: list[str] = []
         self._begun = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         assert self._begun.wait(LAST_SECONDS), self.lines
-        assert "serves at" in self.lines[0], self.lines
+        assert "serves at" in self.lines[0], "\n".join(self.lines)
         self.address = self.lines[0].partition("serves at ")[2].partition(",")[0]
 
     def _read(self):
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-            if len(self.lines) == 2:
-                self._begun.set()
+        with self._said:
+            for line in self._said:
+                self.lines.append(line.rstrip("\n"))
+                if len(self.lines) == 2:
+                    self._begun.set()
         self._begun.set()
 
     def client(self, token: str) -> httpx.Client:
@@ -117,7 +107,7 @@ def serving(folder, *words, **options):
         yield one
     finally:
         if one.process.poll() is None:
-            one.process.terminate()
+            one.process.send_signal(signal.SIGTERM)
             try:
                 one.process.wait(10)
             except subprocess.TimeoutExpired:

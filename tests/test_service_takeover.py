@@ -8,8 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +27,7 @@ from batchwright.client.submitting import submit
 from batchwright.errors import ArgumentError, BatchwrightError, FileError
 from batchwright.records.documents import change_job
 from batchwright.records.service import ArtifactInfo
-from clients import SECONDS, lines_of, remote, wait_until
+from clients import SECONDS, lines_of, remote, start_service, wait_until
 from forked import Forked, command, forking
 from samples import make_job, make_plan
 from services import ADDRESS
@@ -555,13 +553,12 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
     code = "network=held_network:network"
     keys = {"data": "digits", "network": code.partition("=")[2], "workers": 1, "seed": 5}
     how = {"global_batch": 32, "method": "plain", "checkpoint_steps": 10, "precision": "float32"}
-    how |= {"epochs": 4, "probe.budget": 1.0, "probe.learning": 0}
+    how |= {"epochs": 4, "probe.budget": 0.3, "probe.learning": 0}
     job = change_job(JOB, keys | how)
     processes, log = [], tmp_path / "server.log"
     (tmp_path / "agent.py").write_text(AGENT)
-    serve = ("-m", "batchwright.cli.commands", "serve", "--port", "0", "--rate", "10000")
-    leases = ("--lease-seconds", "5", "--keep-seconds", "0")
-    words = (*serve, *leases, "--database", f"sqlite:///{tmp_path}/service.sqlite")
+    leases = ("--lease-seconds", "5", "--keep-seconds", "0", "--rate", "10000")
+    serve = ("--port", "0", *leases, "--database", f"sqlite:///{tmp_path}/service.sqlite")
     apart = {"cwd": tmp_path, "env": os.environ, "prints": tmp_path}
 
     def agent(name):
@@ -570,8 +567,7 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
         return processes[-1]
 
     with forking(), log.open("wb") as said:
-        started = {"stdin": subprocess.DEVNULL, "stderr": said, "stdout": said}
-        processes.append(subprocess.Popen([sys.executable, *words], **started))
+        processes.append(start_service(*serve, log=said.fileno()))
         try:
             wait_until(lambda: "serves at http://" in log.read_text(), "no server")
             url = re.findall(r"serves at (http://[\d.:]+)", log.read_text())[0]

@@ -754,35 +754,36 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "batchwright", "simulate", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
-    return done
+@pytest.fixture
+def run(command):
+    """Runs ``batchwright simulate WORDS`` in this process: stdout and stderr."""
+
+    def call(*words, status=0):
+        code, out, err = command("simulate", *words)
+        assert code == status, err
+        return out, err
+
+    return call
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_record_tables_and_a_figure(files):
+def test_the_command_prints_a_record_tables_and_a_figure(files, run):
     words = ("workers=2,8", "samples=50000", "price=1", "mtbf_hours=1", "repeats=3")
-    done = run("plan.json", *words, "--profile", "profile.json", "--figure", "s.svg")
-    found = Simulation.model_validate_json(done.stdout)
+    out, err = run("plan.json", *words, "--profile", "profile.json", "--figure", "s.svg")
+    found = Simulation.model_validate_json(out)
     assert [one.workers for one in found.clusters] == [2, 8]
-    assert "where the time goes" in done.stderr
-    assert "assumed: links between hosts" in done.stderr
+    assert "where the time goes" in err
+    assert "assumed: links between hosts" in err
     assert Path("s.svg").read_text().startswith("<?xml")
     run("plan.json", *words, "--search", "spares=0,1", "--out", "found.json")
     kept = bw.load("found.json")
     assert isinstance(kept, Simulation)
     assert kept.searches[0].keys == ("spares",)
     asked = ("mtbf_hours=1", "--search", "checkpoint_seconds=1,900", "--out", "found.json")
-    done = run("plan.json", *asked, "--write-plan", "taken.json", "--explain")
+    _, err = run("plan.json", *asked, "--write-plan", "taken.json", "--explain")
     (best,) = bw.load("found.json").searches[0].best
     assert bw.load("taken.json").job.checkpoint_seconds == best
-    assert "checkpoint interval" in done.stderr
+    assert "checkpoint interval" in err
     assert "2 workers" in repr(kept)
 
 
@@ -792,8 +793,7 @@ def test_a_key_that_is_given_twice_is_refused():
         bw.simulate(make_plan(), twice)
 
 
-@pytest.mark.slow
-def test_bad_words_end_the_command_with_one_line(files):
+def test_bad_words_end_the_command_with_one_line(files, run):
     for words in (
         ["workers=8", "workers=16"],
         ["workers=0"],
@@ -801,10 +801,10 @@ def test_bad_words_end_the_command_with_one_line(files):
         ["--search", "spares"],
         ["--explain"],
     ):
-        done = run("plan.json", *words, status=2)
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
-        assert done.stdout == ""
+        out, err = run("plan.json", *words, status=2)
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert out == ""
     run(status=2)
 
 

@@ -545,7 +545,8 @@ def test_a_sweep_whose_job_is_queued_again_goes_on(slurm: Slurm, tmp_path):
     hold(tmp_path, "s", 1)  # all steps: a run lasts until the other has begun, too
     words = (
         f"data=digits {NETWORK} global_batch=128 precision=float32 epochs=15 "
-        "checkpoint_seconds=1000 --grid learning_rate=0.05,0.1 --seeds 1"
+        "checkpoint_seconds=1000 probe.budget=0.3 probe.learning=0 "
+        "--grid learning_rate=0.05,0.1 --seeds 1"
     )
     (tmp_path / "sweep.sbatch").write_text(SWEPT.format(sys.executable, words), "utf-8")
     at = f"--chdir={tmp_path}"

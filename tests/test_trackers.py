@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from batchwright.records import Job
 from batchwright.records.documents import write_record
 from batchwright.records.lines.line_files import METRICS, line_text
 from batchwright.records.registries.trackers import TRACKERS, TrackerSpec
+from forked import Forked
 from held_network import hold, release
 from run_lines import typed
 from samples import make_network, make_plan
@@ -632,20 +634,14 @@ def test_trackio_has_each_value_once_also_after_a_kill_right_behind_a_note(run, 
 NETWORK = "network=held_network:network"
 
 
-def command(*words, folder):
+def command(*words, folder, prints):
     path = os.pathsep.join([str(OTHER_PACKAGE), *sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-m", "batchwright", *map(str, words), NETWORK],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return Forked([*map(str, words), NETWORK], cwd=folder, env=env, prints=prints)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_resumed_is_tracked_once(tmp_path):
+def test_a_run_that_is_killed_and_resumed_is_tracked_once(tmp_path, tmp_path_factory, forks):
     """It is held in its third epoch; the second one ends again, as its checkpoint is older."""
     from batchwright.workload.data.sources import open_data
 
@@ -653,10 +649,12 @@ def test_a_run_that_is_killed_and_resumed_is_tracked_once(tmp_path):
     job = Job(launch="in-process", workers=1, resolutions=(8,), checkpoint_steps=4, **keys)
     plan = plan_without_profile(job, open_data(job).facts, make_network(name=job.network))
     write_record(plan, tmp_path / "plan.json")
+    shutil.copytree(OTHER_PACKAGE, tmp_path, dirs_exist_ok=True)  # what is forked finds it here
     hold(tmp_path, "run/checkpoints", after=7)
     shown, folder = tmp_path / "shown.jsonl", tmp_path / "run"
     options = ("--out", folder, "--tracker", f"written:{shown}")
-    first = command("train", tmp_path / "plan.json", *options, folder=tmp_path)
+    where = {"folder": tmp_path, "prints": tmp_path_factory.mktemp("prints")}
+    first = command("train", tmp_path / "plan.json", *options, **where)
     try:
         while first.poll() is None and not (
             shown.exists() and shown.read_text().count('"val/top1"') == 2
@@ -668,7 +666,7 @@ def test_a_run_that_is_killed_and_resumed_is_tracked_once(tmp_path):
         err = first.communicate()[1]
     assert first.returncode == -signal.SIGKILL, err
     release(tmp_path)
-    second = command("train", "--resume", *options, folder=tmp_path)
+    second = command("train", "--resume", *options, **where)
     err = second.communicate(timeout=300)[1]
     assert second.returncode == 0, err
     found = [json.loads(line) for line in shown.read_text().splitlines()]

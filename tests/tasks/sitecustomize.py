@@ -1,4 +1,4 @@
-"""`python -m batchwright` where a scheduler starts it, forked: see `forked_tasks`.
+"""`python -m batchwright` and `torchrun` where others start them, forked: see `forked_tasks`.
 
 Python reads this at its start, before anything else. What was forked belongs to this process: it
 gets its signals, ends with it, and this process ends as it does.
@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _run(name: str, words: list[str]) -> None:
+def _run(name: str, program: str, words: list[str]) -> None:
     import json
     import signal
     import socket
@@ -22,7 +22,7 @@ def _run(name: str, words: list[str]) -> None:
     order = {
         "number": 0,
         "module": "forked",
-        "arguments": [here, "/dev/null", f"&{out}", f"&{err}", "batchwright", *words],
+        "arguments": [here, "/dev/null", f"&{out}", f"&{err}", program, *words],
         "environment": dict(os.environ),
         "files": files,
     }
@@ -40,5 +40,9 @@ def _run(name: str, words: list[str]) -> None:
     os._exit(code)
 
 
-if "FORKED_TASKS" in os.environ and sys.orig_argv[1:3] == ["-m", "batchwright"]:
-    _run(os.environ["FORKED_TASKS"], sys.orig_argv[3:])
+if "FORKED_TASKS" in os.environ:
+    first = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ""
+    if sys.orig_argv[1:3] == ["-m", "batchwright"]:
+        _run(os.environ["FORKED_TASKS"], "batchwright", sys.orig_argv[3:])
+    elif os.path.basename(first) == "torchrun":  # noqa: PTH119
+        _run(os.environ["FORKED_TASKS"], "torch.distributed.run", sys.orig_argv[2:])
