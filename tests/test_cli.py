@@ -298,11 +298,14 @@ def test_a_run_folder_that_cannot_be_made_is_refused(refused, place, out):
         ("nowhere/profile.json", "no such folder, or not writable"),
         ("file/profile.json", "no such folder, or not writable"),
         ("folder", "it is a folder; name a file in it"),
+        ("loop", "it is a link that leads back to itself; remove it"),
+        ("x" * 256, "its name is too long"),
     ],
 )
 def test_a_profile_that_cannot_be_written_is_refused_before_measuring(refused, place, out, said):
     (place / "folder").mkdir()
     (place / "file").touch()
+    (place / "loop").symlink_to("loop")
     assert f"cannot write {out}: {said}" in refused("probe", "--out", out)
 
 

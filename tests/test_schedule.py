@@ -91,6 +91,14 @@ def test_a_rate_that_falls_at_once_has_two_points_of_one_epoch():
         assert (before.what, after.what) == ("", "a tenth")
 
 
+def test_a_warmup_of_a_moment_has_no_rates_below_its_beginning():
+    plan = plan_of(warmup_epochs=1e-10)
+    rule, rates = plan.learning_rate, [one.learning_rate for one in rate_schedule(plan).points]
+    assert rates[0] == pytest.approx(rule.base)
+    assert max(rates) == pytest.approx(rule.peak)
+    assert min(rates) == rates[-1] >= 0
+
+
 def test_rows_of_a_cycle_follow_each_other_and_the_warmup_goes_on_across_them():
     job = {"method": "cyclic", "resolutions": (16, 24, 32), "epochs": 14, "warmup_epochs": 10}
     schedule = rate_schedule(plan_of(**job))
@@ -362,6 +370,7 @@ def test_the_command_warns_of_a_batch_below_the_base_batch(command, place):
         (["empty"], "empty holds no plan.json"),
         (["nowhere.json"], "there is no file nowhere.json"),
         (["other.json"], "neither a plan, a profile nor a summary: its format is 'another/1'"),
+        (["-"], "standard input is empty, where a plan, a profile or a summary was expected"),
         (["none.json"], "none.json is not JSON, as records are; a job's file ends in .yaml"),
         (["list.json"], "neither a plan, a profile nor a summary: it has no format"),
         (["plan.json", "--figure", "rate.gif"], "a figure ends in one of .png, .pdf, .svg"),
