@@ -412,6 +412,9 @@ def test_a_number_beyond_those_that_floats_hold_is_refused(refused, place):
         (("dual.large_batches=9007199254740992",), "less than or equal to 10000000"),
         (("link.latency=1e300", "link.bandwidth=1"), "link.latency = '1e300': input"),
         (("link.latency=0", "link.bandwidth=1e-300"), "link.bandwidth = '1e-300': input should"),
+        (("virtual.speeds=1,5e-324",), "virtual.speeds.1 = '5e-324': input should be greater"),
+        (("virtual.links=1,1e-308",), "virtual.links.1 = '1e-308': input should be greater"),
+        (("virtual.sample_seconds=1e308",), "virtual.sample_seconds = '1e308': input should be"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

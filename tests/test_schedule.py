@@ -363,6 +363,10 @@ def test_the_command_warns_of_a_batch_below_the_base_batch(command, place):
         (["global_batch=512", "epochs=3", "warmup_epochs=4"], "warmup_epochs=4 is longer than"),
         (["global_batch=512", "learning_rate=0"], "learning_rate = '0'"),
         (["global_batch=512", "learning_rate=-1"], "learning_rate = '-1'"),
+        (
+            ["global_batch=128", "learning_rate=5e-324", "method=cyclic", "epochs=21"],
+            "a stage's rate comes to 0, with a first one of 4.94066e-324: give",
+        ),
         (["global_batch=5000"], "global_batch=5000 is larger than the 1437 training images"),
         (["global_batch=512", "method=dual-batch", "workers=4"], "nothing was measured"),
         (["plan.json", "warmup_epochs=3"], "plan again with it"),
