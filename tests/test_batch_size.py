@@ -65,7 +65,7 @@ def test_on_any_grid_the_rule_finds_the_smallest_candidate_not_below_the_closed_
 
 def test_the_closed_form_at_its_ends():
     assert knee_of_line(0.0, 0.001, 0.05) == 0
-    assert knee_of_line(0.01, 0.0, 0.05) == inf
+    assert knee_of_line(0.01, 0.0, 0.05) == knee_of_line(0.01, 0.001, 5e-324) == inf
     assert knee_of_line(0.01, 0.001, 0.5) == 0  # a doubling never saves more than half
 
 

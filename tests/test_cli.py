@@ -298,11 +298,14 @@ def test_a_run_folder_that_cannot_be_made_is_refused(refused, place, out):
         ("nowhere/profile.json", "no such folder, or not writable"),
         ("file/profile.json", "no such folder, or not writable"),
         ("folder", "it is a folder; name a file in it"),
+        ("loop", "it is a link that leads back to itself; remove it"),
+        ("x" * 256, "its name is too long"),
     ],
 )
 def test_a_profile_that_cannot_be_written_is_refused_before_measuring(refused, place, out, said):
     (place / "folder").mkdir()
     (place / "file").touch()
+    (place / "loop").symlink_to("loop")
     assert f"cannot write {out}: {said}" in refused("probe", "--out", out)
 
 
@@ -409,6 +412,9 @@ def test_a_number_beyond_those_that_floats_hold_is_refused(refused, place):
         (("dual.large_batches=9007199254740992",), "less than or equal to 10000000"),
         (("link.latency=1e300", "link.bandwidth=1"), "link.latency = '1e300': input"),
         (("link.latency=0", "link.bandwidth=1e-300"), "link.bandwidth = '1e-300': input should"),
+        (("virtual.speeds=1,5e-324",), "virtual.speeds.1 = '5e-324': input should be greater"),
+        (("virtual.links=1,1e-308",), "virtual.links.1 = '1e-308': input should be greater"),
+        (("virtual.sample_seconds=1e308",), "virtual.sample_seconds = '1e308': input should be"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

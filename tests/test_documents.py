@@ -9,6 +9,7 @@ import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,7 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.job import other_keys_come
+from batchwright.records.text.formatting import data_name
 from batchwright.records.text.job_keys import job_keys
 from batchwright.storage.files import write_whole
 from samples import make_job, make_plan, make_profile, make_summary
@@ -635,6 +637,8 @@ def test_an_override_is_not_blamed_on_the_file(tmp_path):
         ("- epochs", "holds no job keys"),
         ("just words", "holds no job keys"),
         ("3: 4", "holds no job keys"),
+        ("0", "holds no job keys"),
+        ("[]", "holds no job keys"),
         ("goal: {1: 2}", "unknown job key 'goal.1'"),
         ("seed: 1\nresolutions: &a [*a]", "line 2 is not YAML: a value contains itself"),
         ("goal: &a {memory: {b: *a}}", "line 1 is not YAML: a value contains itself"),
@@ -827,6 +831,16 @@ def test_any_error_fits_on_one_line():
     assert one_line(KeyError()) == "KeyError"
 
 
+def test_a_value_of_a_million_characters_is_not_repeated_whole():
+    with pytest.raises(JobError) as refused:
+        change_job(Job(), overrides=["a" * 10**6])
+    said = one_line(refused.value)
+    assert said.startswith("'aaa")
+    assert said.endswith("aaa' is no job key: write key=value, such as epochs=3")
+    assert len(said) < 1100
+    assert str(BatchwrightError("a" * 5000)) == "a" * 5000
+
+
 def test_a_file_gets_the_usual_permissions_and_none_of_many_threads_loses_them(tmp_path):
     mask = os.umask(0o027)
     try:
@@ -839,6 +853,27 @@ def test_a_file_gets_the_usual_permissions_and_none_of_many_threads_loses_them(t
     assert len(list(tmp_path.iterdir())) == 200  # and nothing is left aside
 
 
+def test_a_name_that_a_disk_just_takes_is_good_for_a_file(tmp_path):
+    path = tmp_path / ("ä" * 127)
+    write_whole(path, b"x")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_data_that_lead_back_to_themselves_have_a_name(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    assert data_name(f"imagefolder:{link}") == "link"
+
+
+def test_a_file_without_an_end_is_not_read_to_it(monkeypatch):
+    monkeypatch.setattr("batchwright.records.documents._MOST_READ", 1000)
+    with pytest.raises(FileError, match=r"^/dev/zero does not end within 1,000 characters"):
+        load_job("/dev/zero")
+    monkeypatch.setattr("sys.stdin", StringIO("y\n" * 1000))
+    with pytest.raises(FileError, match=r"^standard input does not end within 1,000 characters"):
+        read_record("-", Plan)
+
+
 def test_what_cannot_be_written_leaves_nothing_aside(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(FileError, match=r"cannot write .*taken: Is a directory"):
@@ -848,6 +883,11 @@ def test_what_cannot_be_written_leaves_nothing_aside(tmp_path):
     with pytest.raises(FileError, match=r"cannot write .*a: File name too long"):
         write_whole(tmp_path / ("a" * 300), b"x")
     assert [one.name for one in tmp_path.iterdir()] == ["taken"]
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with pytest.raises(FileError, match=r"^cannot write .*link: it is a link that leads back"):
+        write_whole(link, b"x")
+    assert link.is_symlink()
 
 
 @pytest.mark.parametrize("record", Keys.__subclasses__())

@@ -359,8 +359,11 @@ def test_kinds_with_a_price_are_compared_by_worker_hours_with_those_without():
 
 def test_what_never_ends_is_refused_and_losses_have_bounds():
     goal = {"max_workers": 8, "preemptions_per_hour": 1000.0}
-    with pytest.raises(PlanError, match="loses workers so often"):
+    advised = "loses workers so often.*: plan for workers that are not spot"
+    with pytest.raises(PlanError, match=f"{advised}.*, or fewer workers$"):
         plan(make_kind_profile("a"), goal=goal, workers=8)
+    with pytest.raises(PlanError, match=rf"{advised}.*\(goal.restart_seconds\)$"):
+        plan(make_kind_profile("a"), goal=goal | {"preemptions_per_hour": 8000.0}, workers=1)
     losses = losses_of(Job(), make_network(), 0.0)
     assert losses.seconds(100.0) == 100.0
     assert losses.spread(100.0) == (100.0, 100.0)

@@ -103,6 +103,7 @@ def test_without_ray_the_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(JobError, match=r'launch=ray needs Ray Train: pip install "batchwright\[ra'):
         bw.run(launch="ray", workers=2, run_folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

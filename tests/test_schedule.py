@@ -91,6 +91,14 @@ def test_a_rate_that_falls_at_once_has_two_points_of_one_epoch():
         assert (before.what, after.what) == ("", "a tenth")
 
 
+def test_a_warmup_of_a_moment_has_no_rates_below_its_beginning():
+    plan = plan_of(warmup_epochs=1e-10)
+    rule, rates = plan.learning_rate, [one.learning_rate for one in rate_schedule(plan).points]
+    assert rates[0] == pytest.approx(rule.base)
+    assert max(rates) == pytest.approx(rule.peak)
+    assert min(rates) == rates[-1] >= 0
+
+
 def test_rows_of_a_cycle_follow_each_other_and_the_warmup_goes_on_across_them():
     job = {"method": "cyclic", "resolutions": (16, 24, 32), "epochs": 14, "warmup_epochs": 10}
     schedule = rate_schedule(plan_of(**job))
@@ -355,6 +363,10 @@ def test_the_command_warns_of_a_batch_below_the_base_batch(command, place):
         (["global_batch=512", "epochs=3", "warmup_epochs=4"], "warmup_epochs=4 is longer than"),
         (["global_batch=512", "learning_rate=0"], "learning_rate = '0'"),
         (["global_batch=512", "learning_rate=-1"], "learning_rate = '-1'"),
+        (
+            ["global_batch=128", "learning_rate=5e-324", "method=cyclic", "epochs=21"],
+            "a stage's rate comes to 0, with a first one of 4.94066e-324: give",
+        ),
         (["global_batch=5000"], "global_batch=5000 is larger than the 1437 training images"),
         (["global_batch=512", "method=dual-batch", "workers=4"], "nothing was measured"),
         (["plan.json", "warmup_epochs=3"], "plan again with it"),
@@ -362,6 +374,7 @@ def test_the_command_warns_of_a_batch_below_the_base_batch(command, place):
         (["empty"], "empty holds no plan.json"),
         (["nowhere.json"], "there is no file nowhere.json"),
         (["other.json"], "neither a plan, a profile nor a summary: its format is 'another/1'"),
+        (["-"], "standard input is empty, where a plan, a profile or a summary was expected"),
         (["none.json"], "none.json is not JSON, as records are; a job's file ends in .yaml"),
         (["list.json"], "neither a plan, a profile nor a summary: it has no format"),
         (["plan.json", "--figure", "rate.gif"], "a figure ends in one of .png, .pdf, .svg"),

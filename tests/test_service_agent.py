@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest

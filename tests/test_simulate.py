@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import batchwright as bw
 from batchwright.algorithms import balancer
 from batchwright.algorithms.checkpointing import daly_interval, expected_seconds, young_interval
+from batchwright.algorithms.simulated_clock import Cluster
 from batchwright.errors import ArgumentError, BatchwrightError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.planning.simulation import simulate as simulating
@@ -455,6 +456,45 @@ def test_rounds_with_a_server_are_simulated_and_stragglers_lengthen_them():
     assert found.timeline.steps == ()
 
 
+def test_links_that_differ_slow_the_rounds_of_their_workers_as_on_the_virtual_cluster():
+    """At the end of its last round a worker has pushed its model once more than it has pulled."""
+    keys = {"launch": "virtual", "virtual": {"links": (1, 0.1)}, "resolutions": (8,)}
+    job = make_job(workers=2, link={"latency": 1e-3, "bandwidth": 1e6}, **keys)
+    times = {"sample_seconds": 0.001, "step_seconds": 0.01}
+    plan = make_server_plan(stages=(times,), job=job)
+    size = 4 * plan.network.parameters
+    seconds = [Cluster(job, 2).transfer_seconds(rank, size) for rank in range(2)]
+    found = ImaginedCluster(plan, Scenario(), 4).transfer_seconds
+    assert found == pytest.approx([seconds[0]] * 2 + [seconds[1]] * 2)
+    still = {"speed_spread": 0, "step_spread": 0, "epochs": 10, "repeats": 1, "steps": 50}
+    (slow,) = bw.simulate(plan, **still).clusters
+    computing = 10 * 3 * (0.001 * 2 + 0.01)  # six samples by two in each of ten rounds
+    assert slow.seconds.value == pytest.approx(computing + 19 * seconds[1], rel=WITHIN)
+    (alike,) = bw.simulate(plan, latency=1e-3, bandwidth=1e6, **still).clusters
+    assert alike.seconds.value < slow.seconds.value / 4
+
+
+def test_of_many_workers_few_steps_are_simulated_and_a_note_says_so(monkeypatch):
+    assert simulating._MAX_STEPS < 20 * 10**6  # of a million workers, a few seconds a repeat
+    monkeypatch.setattr(simulating, "_MAX_STEPS", 1000)
+    found = bw.simulate(make_plan(), workers=100, samples=10**6, repeats=1)
+    words = "a row goes on as in its first 10 steps, since those of 100 workers take long"
+    assert [note for note in found.notes if note.startswith(words)]
+    assert not [note for note in bw.simulate(make_plan(), **FAST).notes if "first" in note]
+    for plan in (make_server_plan(), dynamic_plan()):
+        with pytest.raises(PlanError, match=r"^workers=1000000: .* give 20000 or less$"):
+            bw.simulate(plan, workers=10**6, samples=10**9)
+
+
+def test_a_search_says_all_assumptions_whichever_combination_is_the_best():
+    alone = bw.simulate(make_plan(), mtbf_hours=100, checkpoint_seconds=60, **FAST)
+    searched = bw.simulate(
+        make_plan(), mtbf_hours=100, search={"checkpoint_seconds": [0.01, 60]}, **FAST
+    )
+    assert searched.searches[0].best == (60,)
+    assert sorted(searched.notes) == sorted(alone.notes)
+
+
 def test_where_all_are_alike_nobody_waits_whatever_rounding_does():
     """One worker with a server, as docs/simulate.md has it, and equal ones without."""
     server = make_server_plan(stages=({"sample_seconds": 0.001, "step_seconds": 0.01},))
@@ -632,6 +672,7 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ({"workers": 10_000}, "workers=10000: an epoch of 1,437 images leaves some without any"),
         ({"workers": 8, "global_batch": 4}, "global_batch=4 leaves some of 8 workers without"),
         ({"mtbf_hours": 1e-6}, "as good as never end"),
+        ({"mtbf_hours": 1e-6, "workers": 1}, "as good as never end; try a shorter restart_sec"),
         ({"mtbf_hours": 0.01, "restart_seconds": 1000}, "as good as never end"),
         ({"mtbf_hours": 1e-320}, "as good as never end"),
         ({"mtbf_hours": 0.001, "checkpoint_cost": 0}, "as good as never end"),

@@ -19,13 +19,25 @@ import batchwright as bw
 from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import FileError, Interrupted, JobError, LostWorkerError, PlanError
+from batchwright.errors import (
+    DeadlineReached,
+    FileError,
+    Interrupted,
+    JobError,
+    LostWorkerError,
+    PlanError,
+)
 from batchwright.probing.commands import Compared
 from batchwright.records import Job, Plan, Profile, Ray, RunSummary, Slurm, Sweep
 from batchwright.records.documents import change_job, read_record, write_record
 from batchwright.records.lines.line_files import line_text
 from batchwright.records.lines.run_lines import note
-from batchwright.records.run_folder import CHECKPOINTED, read_summaries, telling_how_to_resume
+from batchwright.records.run_folder import (
+    CHECKPOINTED,
+    read_summaries,
+    resuming_command,
+    telling_how_to_resume,
+)
 from batchwright.storage import locks
 from batchwright.workflows.sweep import plans, runner, sharing, verb
 from batchwright.workflows.sweep.grid import cells_of, read_grid
@@ -536,6 +548,24 @@ def test_a_stopped_sweep_says_the_whole_command_that_goes_on(job, grid, words):
     first, _, found = str(stopped.value).partition(" --out a")
     assert first == "stopped; continue with `batchwright sweep --resume"
     assert sorted(found.removesuffix("`").split()) == sorted(words)
+
+
+def test_a_cell_that_ends_by_its_deadline_says_the_sweeps_command(place, monkeypatch):
+    def late(self, todo, stops):
+        for cell, plan in todo:
+            own = resuming_command(run_folder_of(self._folder, cell), plan.job)
+            with pytest.raises(DeadlineReached) as end, telling_how_to_resume(own, deadline=50.0):
+                raise DeadlineReached("goal.deadline=50 s was reached at epoch 1")
+            self._watcher.ended(cell.name, "failed", str(end.value))
+
+    monkeypatch.setattr(Runner, "run", late)
+    goal = {"deadline": 50}
+    found = bw.sweep(Job(**SHORT, goal=goal), {"scaling": ["sqrt"]}, seeds=1, out="a a")
+    assert found.failed[0].error == (
+        "goal.deadline=50 s was reached at epoch 1; continue with "
+        "`batchwright sweep --resume --out 'a a' goal.deadline=100`"
+    )
+    assert read_record("a a/sweep.json", Sweep) == found
 
 
 def test_a_signal_that_unwinds_says_what_goes_on_and_a_programs_own_stays():

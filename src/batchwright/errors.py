@@ -6,6 +6,9 @@ A message is one line. The command line prints it after ``error:`` and exits wit
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_LONGEST = 5000  # characters of a message: the names of all job keys are 2,000
+_KEPT = 500  # characters of a longer one that are kept at its beginning, and at its end
+
 
 def one_line(error: BaseException) -> str:
     """An exception's message on one line, for a person."""
@@ -22,9 +25,16 @@ def not_installed(package: str, extra: str = "") -> str:
 
 
 class BatchwrightError(Exception):
-    """Something the user can mend: bad input, bad file, bad environment. Exit code 2."""
+    """Something the user can mend: bad input, bad file, bad environment. Exit code 2.
+
+    The middle of a message is left out where that quotes a very long value.
+    """
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= _LONGEST else f"{text[:_KEPT]} ... {text[-_KEPT:]}"
 
 
 class JobError(BatchwrightError):

@@ -76,7 +76,8 @@ def knee_of_line(fixed: float, slope: float, doubling_gain: float) -> float:
     least = fixed * (1 - 2 * doubling_gain)
     if least <= 0:
         return 0.0
-    return least / (2 * doubling_gain * slope) if slope > 0 else inf
+    most = 2 * doubling_gain * slope  # may be 0 with a tiny share
+    return least / most if most > 0 else inf
 
 
 def knee_point(

@@ -13,7 +13,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO
 
 from batchwright.errors import ArgumentError, BatchwrightError
-from batchwright.storage.files import is_folder, is_there
+from batchwright.storage.files import LONGEST_NAME, behind_links, is_folder, is_there
 
 if TYPE_CHECKING:
     from batchwright.records import Job, Plan, Profile, Record, RunSummary
@@ -85,9 +85,11 @@ def refuse_bad_target(out: Path | None, model: type[Record] | None = None) -> No
     if is_there(out) and out.is_dir():
         raise BatchwrightError(f"cannot write {out}: it is a folder; name a file in it")
     device = is_there(out) and not out.is_file()  # such as /dev/stdout, which stays
-    place = out if device else Path(os.path.realpath(out)).parent  # a link stays as well
+    place = out if device else behind_links(out).parent  # a link stays as well
     if not (device or is_folder(place)) or not os.access(place, os.W_OK):
         raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
+    if len(os.fsencode(out.name)) > LONGEST_NAME:
+        raise BatchwrightError(f"cannot write {out}: its name is too long")
     if model is not None:
         from batchwright.records.documents import refuse_other
 

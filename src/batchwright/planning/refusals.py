@@ -22,8 +22,8 @@ _ADVICE = {
     "loaders": "give more shared memory (docker: --shm-size=1g), or loaders=0, and probe again",
     "goal.deadline": "raise goal.deadline",
     "goal.max_cost": "raise goal.max_cost",
-    "goal.preemptions_per_hour": "plan for fewer workers, for some that are not spot, or for a "
-    "quicker restart (goal.restart_seconds)",
+    "goal.preemptions_per_hour": "plan for workers that are not spot, or for a quicker restart "
+    "(goal.restart_seconds){fewer}",
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
     "epochs": "give more epochs, or a smaller batch",
 }

@@ -115,7 +115,7 @@ def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...
         count = ceil(POINTS * (end - start) / plan.epochs)
         between = (start + (end - start) * n / count for n in range(1, count))
         found += [_point(plan, rows, row, epoch) for epoch in between]
-        last = end if end == plan.epochs else end - _BEFORE * plan.epochs
+        last = end if end == plan.epochs else max(end - _BEFORE * plan.epochs, start)
         step = _steps_before(rows, end, samples)
         place = {"epoch": end, "samples": round(end * samples), "step": step}
         found.append(_point(plan, rows, row, last).model_copy(update=place))

@@ -108,6 +108,7 @@ TIMED = BeforeValidator(_timed)
 PositiveTime = Annotated[Positive, TIMED]
 Time = Annotated[NonNegative, TIMED]
 StatedTime = Annotated[StatedSeconds, TIMED]
+StatedPositive = Annotated[float, Field(ge=1e-12, le=1e9), TIMED]
 Hours = Annotated[Positive, BeforeValidator(_in_hours)]
 Rate = Annotated[StatedRate, BeforeValidator(_rated)]
 ShareOrTime = Annotated[NonNegative, BeforeValidator(_share_or_timed)]

@@ -67,6 +67,9 @@ _MAX_BRACKETS = 500
 _MAX_CHARACTERS = 16 * 1024
 """Longest text that is read as a table or a list."""
 
+_MOST_READ = 2**30
+"""Most characters that are read: an endless file such as /dev/zero would take all memory."""
+
 _TABLES = {  # keys that take several items, each with keys of its own, and an example
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
     "virtual.disturbances": "[{worker: 0, start: 10, end: 20, slowdown: 3}]",
@@ -262,22 +265,22 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
         FileError: The file is missing, unreadable, not JSON, or none of these kinds.
     """
     text, where = _read_text(path), _name_of(path)
+    kinds = [_KINDS.get(model.__name__, model.__name__) for model in models]
+    listed = ", ".join(f"a {kind}" for kind in kinds[:-1])
+    if not text.strip():
+        raise FileError(f"{where} is empty, where {listed} or a {kinds[-1]} was expected")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
         raise FileError(
             f"{where} is not JSON, as records are; a job's file ends in .yaml"
         ) from None
-    kinds = [_KINDS.get(model.__name__, model.__name__) for model in models]
     for kind, model in zip(kinds, models, strict=True):
         if _kind_of(values) == kind:
             return parse_record(text, where, model)
     found = values.get("format") if isinstance(values, dict) else None
     what = f"its format is {shorten(found)}" if found is not None else "it has no format"
-    raise FileError(
-        f"{where} is neither {', '.join(f'a {kind}' for kind in kinds[:-1])} nor a {kinds[-1]}: "
-        f"{what}"
-    )
+    raise FileError(f"{where} is neither {listed} nor a {kinds[-1]}: {what}")
 
 
 def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
@@ -404,8 +407,10 @@ def _name_of(path: str | Path) -> str:
 def _read_text(path: str | Path, hint: str = "") -> str:
     try:
         if str(path) == "-":
-            return sys.stdin.read().removeprefix("\ufeff")
-        return Path(path).read_text("utf-8-sig")
+            text = sys.stdin.read(_MOST_READ + 1)
+        else:
+            with Path(path).open(encoding="utf-8") as file:
+                text = file.read(_MOST_READ + 1)
     except FileNotFoundError:
         raise FileError(f"there is no file {path}{hint}") from None
     except UnicodeDecodeError:
@@ -416,6 +421,11 @@ def _read_text(path: str | Path, hint: str = "") -> str:
         raise FileError(f"cannot read {path}: {error.strerror}{there}") from None
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from None
+    if len(text) > _MOST_READ:
+        raise FileError(
+            f"{_name_of(path)} does not end within {_MOST_READ:,} characters, as our files do{hint}"
+        )
+    return text.removeprefix("\ufeff")
 
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:
@@ -425,11 +435,12 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
             "standard input is empty, where a job was expected: write lines as epochs: 3"
         )
     try:
-        values = parse_yaml(text) or {}
+        values = parse_yaml(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise FileError(f"{_name_of(path)}{line} is not YAML: {yaml_problem(error)}") from None
+    values = {} if values is None else values
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise FileError(f"{_name_of(path)} holds no job keys: write lines such as `epochs: 3`")
     kind = _kind_of(values)

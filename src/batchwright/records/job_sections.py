@@ -26,6 +26,7 @@ from batchwright.records.base import (
     RelativeSpeed,
     ShareOrTime,
     Size,
+    StatedPositive,
     StatedTime,
     Time,
 )
@@ -276,32 +277,32 @@ class Disturbance(Keys):
     worker: Index = Field(description="Its rank.")
     start: Time = Field(0.0, description="From when, in simulated seconds of training.")
     end: PositiveTime | None = Field(None, description="Until when; unset: to the end.")
-    slowdown: Positive = Field(description="By what factor its computing takes longer.")
+    slowdown: RelativeSpeed = Field(description="By what factor its computing takes longer.")
 
 
 class Virtual(Keys):
     """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
 
-    sample_seconds: PositiveTime | tuple[PositiveTime, ...] | None = Field(
+    sample_seconds: StatedPositive | tuple[StatedPositive, ...] | None = Field(
         None,
         description="Time per sample of a step, in seconds. One value: at the highest "
         "resolution, and at others in proportion as measured, else by their area. Or one for "
         "each. Unset: as measured.",
     )
-    step_seconds: Time | tuple[Time, ...] | None = Field(
+    step_seconds: StatedTime | tuple[StatedTime, ...] | None = Field(
         None,
         description="Fixed time of a step, in seconds: at all resolutions, or one for each. Unset: "
         "as measured.",
     )
-    speeds: tuple[Positive, ...] = Field(
+    speeds: tuple[RelativeSpeed, ...] = Field(
         (), description="Speed of each worker relative to these times; unset: all 1."
     )
-    overheads: tuple[Positive, ...] = Field(
+    overheads: tuple[RelativeSpeed, ...] = Field(
         (),
         description="Fixed time of each worker's step relative to that of equally fast ones; "
         "unset: all 1.",
     )
-    links: tuple[Positive, ...] = Field(
+    links: tuple[RelativeSpeed, ...] = Field(
         (),
         description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
     )

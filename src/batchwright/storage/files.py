@@ -39,6 +39,18 @@ def beginning(name: str, most: int) -> str:
     return name.encode()[:most].decode(errors="ignore")
 
 
+def behind_links(path: Path) -> Path:
+    """The file or folder that a path leads to through links, which need not be there.
+
+    Raises:
+        FileError: The links lead round in a circle.
+    """
+    target = Path(os.path.realpath(path))
+    if os.path.islink(target):  # noqa: PTH114 - Path.is_symlink raises where a name is too long
+        raise FileError(f"cannot write {path}: it is a link that leads back to itself; remove it")
+    return target
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``: to a new file first, which is then renamed over the old one.
 
@@ -46,7 +58,8 @@ def write_whole(path: Path, content: bytes) -> None:
     is renamed is the file that it leads to.
 
     Raises:
-        FileError: The folder is missing, unwritable or full, or the name is too long.
+        FileError: The folder is missing, unwritable or full, the name is too long, or it is that of
+            a link to itself.
     """
     if is_there(path) and not (path.is_file() or path.is_dir()):
         try:
@@ -54,9 +67,10 @@ def write_whole(path: Path, content: bytes) -> None:
         except OSError as error:
             raise refusal(path, error) from error
         return
-    target = Path(os.path.realpath(path))
-    # Not `tempfile`: its files are private, and this one must have the usual permissions.
-    aside = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+    target = behind_links(path)
+    # Not `tempfile`: its files are private, and this one must have the usual permissions. Of the
+    # name only a part, since names that are nearly too long are good for the file itself.
+    aside = target.with_name(f".{target.name[:60]}.{os.urandom(4).hex()}")
     try:
         opened = aside.open("xb")
     except OSError as error:

@@ -71,6 +71,7 @@ from batchwright.workflows.check_plan import (
     refuse_other_machine,
 )
 from batchwright.workflows.engines import (
+    check_engine,
     hand_over,
     hands_over,
     refuse_to_hand_over,
@@ -363,6 +364,7 @@ def train(
         )
         if hands_over(plan.job):
             job = with_workers(plan.job, plan)
+            check_engine(job)
             with new_run_folder(run_folder, job) as folder:
                 write_inputs(folder, plan, profile)
             return hand_over(folder, job, **reporting)
@@ -510,6 +512,7 @@ def run(
             run_folder, job, report_to, resume=resume, follow_advice=follow_advice
         )
         if hands_over(job):
+            check_engine(job)
             with new_run_folder(run_folder, job) as folder:
                 write_text(job_yaml(job), folder / "job.yaml")
             return hand_over(folder, job, **reporting)

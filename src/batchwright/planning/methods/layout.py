@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pkgutil import resolve_name
 
 from batchwright.errors import PlanError
@@ -63,6 +64,12 @@ def laid_out(
     if schedule is None:
         (level,) = levels
         return (Stage(epochs=job.epochs, learning_rate=rule.peak, **usual, **level),)
+    for rate in (rule.peak * one for one in schedule.rates):
+        if not 0 < rate < inf:
+            raise PlanError(
+                f"a stage's rate comes to {rate:g}, with a first one of {rule.peak:g}: give "
+                "another learning_rate, or other cycle.stage_rates"
+            )
     return tuple(
         Stage(
             epochs=part.epochs,

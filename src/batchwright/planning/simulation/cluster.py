@@ -108,9 +108,12 @@ class ImaginedCluster:
         # The plan's worker that each one is like; numbers are in proportion to the plan's.
         self.like = np.arange(workers, dtype=np.int64) * plan.workers // workers
         self.relative, self.overheads = np.ones(workers), np.ones(workers)
+        self._links = np.ones(workers)  # bandwidth of each own link over that of `link`
         if plan.job.launcher.simulated:
             stated = np.array(plan.job.virtual.relative_times(plan.workers))
             self.relative, self.overheads = stated[self.like].T
+            if plan.job.virtual.links and scenario.bandwidth is None:
+                self._links = np.array(plan.job.virtual.links)[self.like]
         if scenario.speeds:
             self.relative = np.resize(np.array(scenario.speeds, dtype=float), workers)
 
@@ -395,6 +398,11 @@ class ImaginedCluster:
         assert self.link.bandwidth is not None  # noqa: S101 - never without
         return _BYTES * self.plan.network.parameters / self.link.bandwidth
 
+    @property
+    def transfer_seconds(self) -> Floats:
+        """Seconds that the model's weights take over each worker's own link."""
+        return (self.link.latency or 0.0) + self.model_seconds / self._links
+
     @cached_property
     def evaluation_seconds(self) -> float:
         """Seconds of one evaluation, whose images are split evenly between the workers."""
@@ -422,7 +430,7 @@ class ImaginedCluster:
         self.notes[f"a checkpoint holds up training for {seconds:.2g} s (checkpoint_cost=)"] = None
         return seconds
 
-    @property
+    @cached_property
     def _kind_names(self) -> list[str]:
         """Kind of each of the plan's workers, in rank order; empty where it names none."""
         names = [one.kind for one in self.plan.kinds for _ in range(one.count)]

@@ -91,8 +91,8 @@ class Hazards:
             f"with {counted(self.workers, 'worker')} one is lost every {duration(mean)}, and "
             f"{duration(interval)} of training between checkpoints with {duration(self.restart)} "
             "for a restart leave no time to get on: this training would as good as never end; try "
-            f"{shorter}fewer workers, a shorter restart_seconds, or workers that are lost less "
-            "often"
+            f"{shorter}{'fewer workers, ' * (self.workers > 1)}a shorter restart_seconds, or "
+            "workers that are lost less often"
         )
 
 

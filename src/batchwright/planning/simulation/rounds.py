@@ -45,7 +45,7 @@ def simulate_rounds(
     rounds: int,
     draw: Draw,
     *,
-    transfer: float,
+    transfer: float | Floats,
     service: float,
     ahead: float = inf,
     until: float = inf,
@@ -56,12 +56,13 @@ def simulate_rounds(
         workers: Number of workers.
         rounds: Number of rounds of each worker.
         draw: Draws the seconds of computing of a worker's next round.
-        transfer: Seconds of a model over a worker's own link.
+        transfer: Seconds of a model over a worker's own link: of each worker, or of all.
         service: Seconds of a model over the server's link.
         ahead: Rounds that a worker may be ahead of the slowest: 0 is `bsp`, infinite `asp`.
         until: Seconds after which the simulation ends.
     """
     link, events = ServerLink(service), Events()
+    own = np.broadcast_to(transfer, workers).tolist()
     computing, exchange, waiting = np.zeros(workers), np.zeros(workers), np.zeros(workers)
     done = [0] * workers
     slowest, behind = 0, Counter({0: workers})
@@ -71,11 +72,11 @@ def simulate_rounds(
     def begin(worker: int, now: float) -> None:
         seconds = draw(worker)
         computing[worker] += seconds
-        exchange[worker] += transfer
-        events.add(now + seconds + transfer, worker, "push")
+        exchange[worker] += own[worker]
+        events.add(now + seconds + own[worker], worker, "push")
 
     def pull(worker: int, now: float) -> None:
-        there = link.send(now) + transfer
+        there = link.send(now) + own[worker]
         exchange[worker] += there - now
         begin(worker, there)
 

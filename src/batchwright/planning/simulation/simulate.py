@@ -50,8 +50,10 @@ from batchwright.records.clusters.simulation import (
 )
 
 _HOUR = 3600.0
+_MAX_STEPS = 2**24  # steps of all workers that are simulated, in all rows of a repeat
 _MAX_EVENTS = 200_000  # rounds of all workers that are simulated, in a row and repeat with a server
-_FEWEST_ROUNDS = 3
+_FEWEST = 3  # steps or rounds of each worker that are simulated
+_MOST_BY_ONE = 20_000  # workers, where each is simulated by itself
 _SPEEDS, _STEPS, _LOSSES = range(3)  # streams of random numbers of a repeat
 
 
@@ -141,8 +143,13 @@ class _SimulatedTrainings:
     ) -> None:
         self._plan, self.scenario = plan, scenario
         self._cluster = cluster = ImaginedCluster(plan, scenario, workers, profiles)
-        self._rows = cluster.rows()
         self._balances = bool(plan.method_spec.balancer) and workers > 1
+        if workers > _MOST_BY_ONE and (plan.server is not None or self._balances):
+            raise PlanError(
+                f"workers={workers}: with method={plan.method} each worker is simulated by itself, "
+                f"which would take too long: give {_MOST_BY_ONE} or less"
+            )
+        self._rows = cluster.rows()
         if scenario.rebalance_steps is not None and not plan.method_spec.balancer:
             raise PlanError(
                 f"rebalance_steps={scenario.rebalance_steps}: with method={plan.method} shares "
@@ -170,6 +177,7 @@ class _SimulatedTrainings:
             self.repeats = [self._work(number) for number in range(scenario.repeats)]
         else:
             self.repeats = [replace(one) for one in alike.repeats]
+            cluster.notes |= alike._cluster.notes
 
     def go_through(self) -> None:
         """Simulate the course of each repeat while workers are lost.
@@ -307,7 +315,7 @@ class _SimulatedTrainings:
         series = simulate_steps(
             row,
             speeds,
-            min(total, self.scenario.steps),
+            self._simulated(total, _MAX_STEPS // len(self._rows), "steps"),
             generator,
             scatter=lognormal(self._cluster.step_spread),
             stragglers=self._stragglers,
@@ -316,6 +324,17 @@ class _SimulatedTrainings:
         found.changes += series.changes
         found.series = found.series or series
         return series.totals(total, row.epochs * row.whole)
+
+    def _simulated(self, total: int, most: int, what: str) -> int:
+        """The number of a row's steps or rounds to simulate: of all workers ``most``."""
+        workers, asked = self._cluster.workers, min(total, self.scenario.steps)
+        count = min(asked, max(_FEWEST, most // workers))
+        if count < asked:
+            self._cluster.notes[
+                f"a row goes on as in its first {count} {what}, since those of {workers:,} workers "
+                "take long to simulate"
+            ] = None
+        return count
 
     def _balancer(self, row: Row) -> Balancer:
         made: Balancer = resolve_name(self._plan.method_spec.balancer)(
@@ -337,8 +356,7 @@ class _SimulatedTrainings:
             steps = row.samples_per_round / (row.batches * server.exchange_steps)
             each = max(1, round(float(steps.mean())))
         total = row.epochs * each
-        count = min(total, self.scenario.steps, max(_FEWEST_ROUNDS, _MAX_EVENTS // workers))
-        service, link = self._cluster.model_seconds, self._cluster.link
+        count = self._simulated(total, _MAX_EVENTS, "rounds")
         rounds = simulate_rounds(
             workers,
             count,
@@ -350,8 +368,8 @@ class _SimulatedTrainings:
                 spread=self._cluster.step_spread,
                 stragglers=self._stragglers,
             ),
-            transfer=(link.latency or 0.0) + service,
-            service=service,
+            transfer=self._cluster.transfer_seconds,
+            service=self._cluster.model_seconds,
             ahead={"asp": inf, "bsp": 0}.get(server.consistency, float(server.staleness or 0)),
         )
         times = total / count

@@ -151,8 +151,8 @@ class Scenario(Keys):
     )
     steps: Annotated[int, Field(ge=10, le=1_000_000)] = Field(
         1000,
-        description="Steps of each row of the plan that are simulated one by one; a longer "
-        "training goes on like the second half of them.",
+        description="Steps of each row of the plan that are simulated one by one, fewer of many "
+        "thousands of workers; a longer training goes on like the second half of them.",
     )
     repeats: Annotated[int, Field(ge=1, le=10_000)] = Field(
         16, description="How often the training is simulated, each time with other random numbers."

@@ -21,6 +21,8 @@ class Launcher:
             `workflows.run_training.Begun`. An example is `launch_workers` there.
         submit: Import string of a function that has an engine run the whole command on its
             machines, such as `workflows.engines.slurm:submit`; empty: the command trains itself.
+        check: Import string of a function that refuses a job, its argument, for which this machine
+            lacks the engine; it is called before a run folder is made.
         asks_gpus: Job key and value that ask the engine for GPUs.
         takes_nodes: Whether the engine is asked for the job's ``nodes``.
         one_worker: Whether there is only one worker, in the calling process.
@@ -34,6 +36,7 @@ class Launcher:
     words: str
     train: str
     submit: str = ""
+    check: str = ""
     asks_gpus: str = ""
     takes_nodes: bool = False
     one_worker: bool = False
@@ -64,6 +67,7 @@ LAUNCHERS = Registry(
         "a Slurm job is submitted and followed, which trains on its machines",
         f"{_RUN}:train_where_started",
         submit="batchwright.workflows.engines.slurm:submit",
+        check="batchwright.workflows.engines.slurm:check",
         asks_gpus="slurm.gpus_per_node=1",
         takes_nodes=True,
         joins=True,
@@ -73,6 +77,7 @@ LAUNCHERS = Registry(
         "Ray Train starts the workers, on the machines of a Ray cluster",
         f"{_RUN}:train_where_started",
         submit="batchwright.workflows.engines.ray_train:submit",
+        check="batchwright.workflows.engines.ray_train:check",
         asks_gpus="ray.gpus_per_worker=1",
         joins=True,
         resizes=True,

@@ -186,9 +186,9 @@ def data_name(data: str) -> str:
     elsewhere = "//" in place
     path = Path(place.partition("?")[0])
     if not elsewhere:
-        with suppress(RuntimeError):  # ~NAME of an unknown user: opening the data will refuse it
-            path = Path(place).expanduser()
-        path = path.resolve()
+        # ~NAME of an unknown user, or a link to itself: opening the data will refuse it.
+        with suppress(RuntimeError):
+            path = Path(place).expanduser().resolve()
     plain = next((part for part in reversed(path.parts) if not set("{}*[]") & set(part)), "")
     return _ARCHIVE.sub("", plain).strip("/") or kind
 

@@ -51,6 +51,16 @@ def refuse_to_hand_over(job: Job, verb: str) -> None:
         )
 
 
+def check_engine(job: Job) -> None:
+    """Refuse a job whose engine this machine lacks.
+
+    Raises:
+        JobError: As the launcher's `check` raises.
+    """
+    if job.launcher.check:
+        resolve_name(job.launcher.check)(job)
+
+
 def resumed_by_engine(
     folder: str | Path | None,
     keys: Mapping[str, Any],
@@ -134,6 +144,7 @@ def hand_over(
     with suppress(BatchwrightError):  # raised where there is no summary yet
         ended = read_record(folder / "summary.json", RunSummary).ended
     if not ended:
+        check_engine(job)
         command = [sys.executable, "-m", "batchwright", *resuming_words(folder.resolve(), job)]
         reported = [] if report_to is None else ["--report-to", report_to]
         named = [part for word in trackers for part in ("--tracker", word)]

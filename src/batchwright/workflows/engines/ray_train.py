@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -35,6 +36,25 @@ _MAX_MESSAGE = 300  # characters of Ray's own messages that are shown
 _KILLED = re.compile(rf"^{WorkerError.__module__}\.WorkerError: (.+)$", re.MULTILINE)
 
 
+def check(job: Job) -> None:
+    """Refuse a job that Ray cannot be given here.
+
+    Raises:
+        JobError: Ray Train is missing, or the job is for GPUs and asks for none.
+    """
+    if job.device == "cuda" and not job.ray.gpus_per_worker:
+        raise JobError(
+            "device=cuda with ray.gpus_per_worker=0: give ray.gpus_per_worker=1, or device=cpu"
+        )
+    try:
+        import_module("ray.train.collective")
+        import_module("ray.train.torch")
+    except ImportError as error:
+        raise JobError(
+            f'launch=ray needs Ray Train: pip install "batchwright[ray]" ({one_line(error)})'
+        ) from None
+
+
 def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
     """Have Ray Train run a command beside each of the job's workers, and wait for its end.
 
@@ -44,22 +64,12 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         command: The command of each worker.
 
     Raises:
-        BatchwrightError: Ray is missing, the cluster is too small, or the run failed; the exit code
-            is the run's own.
+        BatchwrightError: The cluster is too small, or the run failed; the exit code is the run's
+            own.
         Interrupted: A stop signal came; a checkpoint was written if there were workers.
     """
-    if job.device == "cuda" and not job.ray.gpus_per_worker:
-        raise JobError(
-            "device=cuda with ray.gpus_per_worker=0: give ray.gpus_per_worker=1, or device=cpu"
-        )
-    try:
-        import ray
-        import ray.train.collective
-        import ray.train.torch
-    except ImportError as error:
-        raise JobError(
-            f'launch=ray needs Ray Train: pip install "batchwright[ray]" ({one_line(error)})'
-        ) from None
+    import ray
+
     order = Work(
         tuple(command), str(folder.resolve()), str(Path.cwd()), gpus=job.ray.gpus_per_worker
     )

@@ -64,6 +64,20 @@ _HINTS = (
 )
 
 
+def check(job: Job) -> None:
+    """Refuse a job on a machine without Slurm.
+
+    Raises:
+        JobError: There is no sbatch.
+    """
+    if shutil.which("sbatch") is None:
+        raise JobError(
+            f"launch={job.launch}: there is no sbatch on this machine's PATH: run it on a machine "
+            "of the cluster, such as its login node; `batchwright export PLAN.json --as sbatch` "
+            "writes a script to take there"
+        )
+
+
 def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
     """Have Slurm run a command on the job's nodes, a task for each worker, and wait for its end.
 
@@ -78,12 +92,6 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         BatchwrightError: Slurm refuses the job, or the run failed; the exit code is the run's own.
         Interrupted: The user stopped waiting (Ctrl-C); the Slurm job goes on.
     """
-    if shutil.which("sbatch") is None:
-        raise JobError(
-            "launch=slurm: there is no sbatch on this machine's PATH: run it on a machine of the "
-            "cluster, such as its login node; `batchwright export PLAN.json --as sbatch` writes a "
-            "script to take there"
-        )
     logs = folder.resolve() / "logs" / "slurm"
     make_folder(logs)
     kept = logs / "job"

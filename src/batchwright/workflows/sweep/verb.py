@@ -9,6 +9,7 @@ divides a sweep among processes of another launcher.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -72,6 +73,8 @@ from batchwright.workflows.sweep.slots import AtOnce, Slots, read_at_once, width
 from batchwright.workflows.together import begun_before, find_everywhere, note_begun, together
 
 DEFAULT_SEEDS = 3
+_OWN_COMMAND = re.compile(r"`batchwright run --resume [^`]*?( goal\.deadline=[^ `]+)?`$")
+"""The end of a cell's error: the command that continues this cell alone."""
 
 
 @together(Sweep)
@@ -161,7 +164,8 @@ def sweep(
         names = [one.key for one in swept]
         _warn_of_settings(names, cells, planner.plans)
         _warn_of_crowding(planner.plans.values())
-        stopped = _run(folder, results, cells, planner, most)
+        command = _resuming_command(folder, job, swept, cells)
+        stopped = _run(folder, results, cells, planner, most, command)
         found = results.sweep()
         if stopped:  # ends at once, without the figures
             left = counted(len(cells) - len(found.done), "run")
@@ -258,9 +262,17 @@ def _warn_of_crowding(plans: Collection[Plan]) -> None:
 
 
 def _run(
-    folder: Path, results: Results, cells: Sequence[Cell], planner: Planner, most: AtOnce
+    folder: Path,
+    results: Results,
+    cells: Sequence[Cell],
+    planner: Planner,
+    most: AtOnce,
+    command: str,
 ) -> int:
-    """Run the cells that are not finished; returns the stop signal that came, or 0."""
+    """Run the cells that are not finished; returns the stop signal that came, or 0.
+
+    ``command`` continues the sweep. In a cell's error it takes the place of the cell's own command.
+    """
     from batchwright.distributed.joining.gathering import stops_of_all
 
     plans, slots = planner.plans, _slots(planner, most)
@@ -280,6 +292,7 @@ def _run(
         shown.expect({cell.name: plan.epochs for cell, plan in todo})
 
         def ended(name: str, state: State, error: str) -> None:
+            error = _OWN_COMMAND.sub(lambda own: f"`{command}{own[1] or ''}`", error)
             results.ended(name, state, error)
             shown.ended(results.cell(name))
             _write(results)
