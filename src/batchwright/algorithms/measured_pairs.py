@@ -42,7 +42,11 @@ def fixed_samples(pairs: Sequence[PairTime], small_batch: float) -> float:
     """
     weights, total = 0.0, 0.0
     for pair in pairs:
-        fixed, error = _fixed_of_pair(pair)
+        ratio, known = pair.small_seconds / pair.large_seconds, ratio_error(pair.ratios)
+        relative = max(UNKNOWN_ERROR if known == inf else known, _MIN_ERROR)
+        rest = max(1 - ratio, _MIN_REST)
+        fixed = (ratio * pair.large_batch - pair.small_batch) / rest
+        error = abs(ratio * relative * (pair.large_batch - pair.small_batch) / rest**2)
         far = BEND * abs(fixed) * log(small_batch / pair.small_batch)
         weight = 1 / hypot(error, far) ** 2
         weights += weight
@@ -104,13 +108,3 @@ def _line(pairs: Sequence[PairTime], small_batch: int) -> tuple[float, float]:
 
 def _nearest(pairs: Sequence[PairTime], small_batch: int) -> PairTime:
     return min(pairs, key=lambda pair: abs(log(pair.small_batch / small_batch)))
-
-
-def _fixed_of_pair(pair: PairTime) -> tuple[float, float]:
-    """The fixed time of a step by one pair, in samples, and its standard error."""
-    ratio = pair.small_seconds / pair.large_seconds
-    known = ratio_error(pair.ratios)
-    relative = max(UNKNOWN_ERROR if known == inf else known, _MIN_ERROR)
-    rest = max(1 - ratio, _MIN_REST)
-    fixed = (ratio * pair.large_batch - pair.small_batch) / rest
-    return fixed, abs(ratio * relative * (pair.large_batch - pair.small_batch) / rest**2)

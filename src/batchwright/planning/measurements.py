@@ -12,7 +12,6 @@ from batchwright.prediction.loading import nearest_loaded
 from batchwright.records import (
     Alternative,
     Cluster,
-    GraphTimes,
     Precision,
     Profile,
     Reason,
@@ -156,13 +155,17 @@ def recomputation(profile: Profile) -> tuple[Reason, ...]:
             "in the backward pass, uncompiled. All predicted times and bytes are with it."
         )
         return (Chosen("on", why, "measured").reason("activation checkpointing"),)
+    other, seconds, size = "on", times.recomputing_sample_seconds, times.recomputing_batch_size
+    if times.chosen:
+        other, seconds, size = "off", times.plain_sample_seconds, times.plain_batch_size
+    loss = f"{milliseconds(seconds or 0)} an image, {size} of them at once"
     return (
         Chosen(
             asked,
             _fitting_words(times) + (" Such blocks are not compiled." if times.chosen else ""),
             "measured",
             _RECOMPUTED if times.chosen else "",
-            () if times.ratio is None else (_way_not_taken(times),),
+            () if times.ratio is None else (Alternative(value=other, loss=loss),),
         ).reason("activation checkpointing"),
     )
 
@@ -174,30 +177,29 @@ def graphs(profiles: Sequence[Profile]) -> tuple[Reason, ...]:
     """
     profile = next((one for one in profiles if one.job.cuda_graphs == "on"), profiles[0])
     times, asked = profile.graphs, profile.job.cuda_graphs == "on"
-    if times is not None:
-        value = "on" if times.chosen else "off"
-        return (Chosen(value, _graph_words(times), "measured").reason("CUDA graphs"),)
-    why = "Asked for, and measured with it."
-    return (Chosen("on", why, "asked").reason("CUDA graphs"),) if asked else ()
-
-
-def _graph_words(times: GraphTimes) -> str:
+    if times is None:
+        why = "Asked for, and measured with it."
+        return (Chosen("on", why, "asked").reason("CUDA graphs"),) if asked else ()
+    ratio, replayed = times.ratio, times.replayed_seconds
     if times.failure:
-        return f"Passes of the network cannot be replayed here: {times.failure}."
-    if times.ratio is None or times.replayed_seconds is None:
-        return (
+        why = f"Passes of the network cannot be replayed here: {times.failure}."
+    elif ratio is None or replayed is None:
+        why = (
             "There is not enough memory to keep a step's passes recorded and take other steps "
             "beside them."
         )
-    ratio = times.ratio
-    why = (
-        f"A step of {times.local_batch_size} images takes {milliseconds(times.replayed_seconds)} "
-        f"where forward and backward pass are replayed, and {milliseconds(times.plain_seconds)} as "
-        f"it is: {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns."
-    )
-    if times.chosen:
-        return f"{why} The numbers are the same, the GPU waits less for the host."
-    return f"{why} The host keeps up with the GPU here, so nothing is gained."
+    else:
+        gained = "The host keeps up with the GPU here, so nothing is gained."
+        if times.chosen:
+            gained = "The numbers are the same, the GPU waits less for the host."
+        why = (
+            f"A step of {times.local_batch_size} images takes {milliseconds(replayed)} where "
+            f"forward and backward pass are replayed, and {milliseconds(times.plain_seconds)} as "
+            f"it is: {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in "
+            f"turns. {gained}"
+        )
+    value = "on" if times.chosen else "off"
+    return (Chosen(value, why, "measured").reason("CUDA graphs"),)
 
 
 _RECOMPUTED = "Chen et al. 2016, Training deep nets with sublinear memory cost, arXiv 1604.06174"
@@ -227,16 +229,6 @@ def _fitting_words(times: RecomputationTimes) -> str:
         f"{ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns. "
     )
     return why + ("So it is." if times.chosen else "So a larger batch goes in micro-batches.")
-
-
-def _way_not_taken(times: RecomputationTimes) -> Alternative:
-    """Recomputation if the plan trains without it, and the other way round."""
-    seconds = times.plain_sample_seconds if times.chosen else times.recomputing_sample_seconds
-    size = times.plain_batch_size if times.chosen else times.recomputing_batch_size
-    return Alternative(
-        value="off" if times.chosen else "on",
-        loss=f"{milliseconds(seconds or 0)} an image, {size} of them at once",
-    )
 
 
 def loading(profile: Profile, stages: Sequence[Stage]) -> tuple[Reason, ...]:

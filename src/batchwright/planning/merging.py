@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter
 from statistics import median
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from batchwright.errors import PlanError
 from batchwright.planning.resolution import sides
@@ -239,6 +239,12 @@ def _step(points: Sequence[StepTime]) -> StepTime:
     middle = median(visits)
     # Without `visit_error` the quartiles of several visits include how far these are apart.
     with_error = [p for p in points if p.visit_error is not None or len(p.visits) < 2]
+    times = [name for name in StepLoading.model_fields if name.endswith("_seconds")]
+    loadings = [  # scaled to the median step
+        one.model_copy(update={n: middle / p.step_seconds * getattr(one, n) for n in times})
+        for p in points
+        if (one := p.loading)
+    ]
 
     def part(name: str) -> float:
         """Seconds of one part of the median step, by its mean share of the step over all visits."""
@@ -257,17 +263,9 @@ def _step(points: Sequence[StepTime]) -> StepTime:
             "visit_error": (
                 _mean([step_share(p) for p in with_error], with_error) if with_error else None
             ),
-            "loading": pooled_loading([_loading_at(p, middle) for p in points if p.loading]),
+            "loading": pooled_loading(loadings),
         }
     )
-
-
-def _loading_at(point: StepTime, step_seconds: float) -> StepLoading:
-    """A point's loading times, scaled to a step of ``step_seconds``."""
-    loading = cast("StepLoading", point.loading)
-    times = (name for name in StepLoading.model_fields if name.endswith("_seconds"))
-    slower = step_seconds / point.step_seconds
-    return loading.model_copy(update={name: slower * getattr(loading, name) for name in times})
 
 
 def _pair(points: Sequence[PairTime]) -> PairTime:

@@ -110,7 +110,16 @@ class Experience:
         scaling; without such runs all with this optimizer; without these all runs.
         """
         same = [run for run in self.runs if run.plan.update == update]
-        alike = [run for run in same if self._as_planned(run)] or same or list(self.runs)
+        wanted = self.job.rate_scaling, self.job.ags.factors
+        averages = averaged_epochs(self.job) is not None
+        as_planned = [
+            run
+            for run in same
+            if self._at_its_rate(run)
+            and (run.plan.average_epochs is not None) == averages
+            and ((recipe := recipe_of(run.plan)).scaling, recipe.ags) == wanted
+        ]
+        alike = as_planned or same or list(self.runs)
         notes = []
         if self.left_out:
             notes.append(
@@ -132,13 +141,6 @@ class Experience:
             scaling=self.job.rate_scaling,
             notes=notes,
         )
-
-    def _as_planned(self, run: RunSummary) -> bool:
-        """Whether a run had the rule, rate and gradient scaling of a plan with its optimizer."""
-        recipe, job = recipe_of(run.plan), self.job
-        wanted = (job.rate_scaling, job.ags.factors)
-        averages = (run.plan.average_epochs is None) == (averaged_epochs(job) is None)
-        return self._at_its_rate(run) and averages and (recipe.scaling, recipe.ags) == wanted
 
     def _at_its_rate(self, run: RunSummary) -> bool:
         """Whether a run had the base rate of a plan with its optimizer."""

@@ -240,7 +240,10 @@ def choose_line(line: Line, points: int, errors: CrossValidation) -> bool:
     """
     if not line.degrees or line.relative_error is None:
         return True
-    if line.relative_error**2 * line.degrees <= _chi_squared_999(line.degrees):
+    # 99.9 % quantile of chi-squared (Wilson and Hilferty 1931), right to 4 % here.
+    spread = 2 / (9 * line.degrees)
+    most = line.degrees * (1 - spread + _Z_999 * sqrt(spread)) ** 3
+    if line.relative_error**2 * line.degrees <= most:
         return True
     return points > 3 and root_mean_square(errors.line) < _CLEARLY * root_mean_square(errors.pieces)
 
@@ -248,9 +251,3 @@ def choose_line(line: Line, points: int, errors: CrossValidation) -> bool:
 def root_mean_square(values: Sequence[float]) -> float:
     """Root of the mean square; 0 without values."""
     return sqrt(sum(v * v for v in values) / len(values)) if values else 0.0
-
-
-def _chi_squared_999(degrees: int) -> float:
-    """99.9 % quantile of chi-squared (Wilson and Hilferty 1931), right to 4 % here."""
-    spread = 2 / (9 * degrees)
-    return degrees * (1 - spread + _Z_999 * sqrt(spread)) ** 3

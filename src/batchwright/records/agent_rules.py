@@ -95,16 +95,12 @@ def refusal(rules: Rules, job: Job) -> str:
     for key, patterns in rules.items():
         value = getattr(job, key)
         text = json.dumps(value) if isinstance(value, dict) else value
-        if text not in (None, "{}") and not any(_matches(value, text, one) for one in patterns):
+        if text in (None, "{}") or text in patterns:
+            continue
+        # A value that may leave a pattern's folder does not match it.
+        if any(map(_climbs, _strings(value))) or not any(fnmatchcase(text, p) for p in patterns):
             return f"{key}={text} is not allowed: start an agent with --allow {key}=PATTERN for it"
     return ""
-
-
-def _matches(value: Any, text: str, pattern: str) -> bool:
-    """Whether a value matches a pattern; one that may leave the pattern's folder does not."""
-    if text == pattern:
-        return True
-    return fnmatchcase(text, pattern) and not any(map(_climbs, _strings(value)))
 
 
 def _strings(value: Any) -> Iterator[str]:

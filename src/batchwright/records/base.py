@@ -58,11 +58,6 @@ def _timed(value: object) -> object:
     return _time_in("seconds", 1.0, value)
 
 
-def _in_hours(value: object) -> object:
-    """``2d`` as hours; a number without a unit is in hours already."""
-    return _time_in("hours", 3600.0, value)
-
-
 def _time_in(unit: str, length: float, value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -109,7 +104,7 @@ PositiveTime = Annotated[Positive, TIMED]
 Time = Annotated[NonNegative, TIMED]
 StatedTime = Annotated[StatedSeconds, TIMED]
 StatedPositive = Annotated[float, Field(ge=1e-12, le=1e9), TIMED]
-Hours = Annotated[Positive, BeforeValidator(_in_hours)]
+Hours = Annotated[Positive, BeforeValidator(lambda value: _time_in("hours", 3600.0, value))]
 Rate = Annotated[StatedRate, BeforeValidator(_rated)]
 ShareOrTime = Annotated[NonNegative, BeforeValidator(_share_or_timed)]
 

@@ -258,40 +258,30 @@ def _warmup(job: JobFields) -> Iterator[str]:
         yield f"warmup_epochs={asked:g} is longer than epochs={epochs}: give at most {epochs}"
 
 
-def _recomputation(job: JobFields) -> Iterator[str]:
+def _passes(job: JobFields) -> Iterator[str]:
+    """Ways of computing passes that exclude each other."""
     if job.activation_checkpointing == "on" and job.batch_norm == "synchronized":
         yield (
             "activation_checkpointing=on with batch_norm=synchronized would exchange statistics "
             "once more in the backward pass: leave one of them out"
         )
-
-
-def _synchronized(job: JobFields) -> Iterator[str]:
     if job.batch_norm == "synchronized" and job.method_spec.served:
         yield (
             f"batch_norm=synchronized with method={job.method}: statistics are exchanged at each "
             "step, and its workers step for themselves; leave one of them out"
         )
-
-
-def _compilation(job: JobFields) -> Iterator[str]:
     if job.compile == "on" and job.activation_checkpointing == "on":
         yield (
             "compile=on with activation_checkpointing=on: blocks that are computed again are not "
             "compiled; leave one of them out"
         )
-
-
-def _cuda_graphs(job: JobFields) -> Iterator[str]:
-    if job.cuda_graphs != "on":
-        return
-    others = {
-        "compile=on": job.compile == "on",
-        "activation_checkpointing=on": job.activation_checkpointing == "on",
-        "batch_norm=synchronized": job.batch_norm == "synchronized",
-    }
-    for other in (key for key, given in others.items() if given):
-        yield f"cuda_graphs=on with {other}: such passes are not replayed; leave one of them out"
+    others = (("compile", "on"), ("activation_checkpointing", "on"), ("batch_norm", "synchronized"))
+    for key, value in others:
+        if job.cuda_graphs == "on" and getattr(job, key) == value:
+            yield (
+                f"cuda_graphs=on with {key}={value}: such passes are not replayed; leave one of "
+                "them out"
+            )
 
 
 def _average_weights(job: JobFields) -> Iterator[str]:
@@ -332,6 +322,5 @@ def as_written(value: object) -> str:
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
     *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
-    *(_recomputation, _synchronized, _compilation, _cuda_graphs, _average_weights),
-    *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
+    *(_passes, _average_weights, _bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

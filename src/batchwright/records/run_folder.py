@@ -97,28 +97,22 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[
         data, network = data_name(job.data), job.network.replace(":", ".").replace("/", ".")
         what = beginning("-".join(filter(None, (kind, data, network))), _LONGEST_WORDS)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = _unique_folder(Path("runs"), f"{what}-{stamp}")
+        make_folder(Path("runs"))
+        for number in count(1):  # several runs may begin in one second
+            folder = Path("runs", f"{what}-{stamp}" + f"-{number}" * (number > 1))
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise refusal(folder, error, "name another with --out") from error
+            break
     else:
         folder = Path(wanted)
     _refuse_filled(folder)
     with writing(folder):
         _refuse_filled(folder)  # again, since another process may have written before the lock
         yield folder
-
-
-def _unique_folder(place: Path, name: str) -> Path:
-    """Make a folder of that name, with a number appended if another run has it already."""
-    make_folder(place)
-    for number in count(1):
-        folder = place / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise refusal(folder, error, "name another with --out") from error
-        return folder
-    raise AssertionError  # not reached: `count` never ends
 
 
 def _refuse_filled(folder: Path) -> None:

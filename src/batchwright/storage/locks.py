@@ -195,7 +195,11 @@ def lock_file(
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(path, file.fileno()):
-                _sign(file)
+                since = datetime.now().astimezone().isoformat(" ", "seconds")
+                with suppress(OSError):  # the name is for messages alone, and a disk may be full
+                    file.truncate(0)
+                    holder = f"process {os.getpid()} on {socket.gethostname()}, since {since}\n"
+                    file.write(holder.encode())
                 return Lock(file)
             file.close()  # meanwhile the folder was deleted and made again
         except OSError as error:
@@ -220,16 +224,6 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
-
-
-def _sign(file: FileIO) -> None:
-    """Write the holder's name into the file, for messages; a full disk is no error here."""
-    since = datetime.now().astimezone().isoformat(" ", "seconds")
-    try:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n".encode())
-    except OSError:
-        return
 
 
 def _holder(path: Path) -> str:

@@ -120,15 +120,13 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if group["orthogonal"]:
-                self._step_matrices(group)
+                stepped = (one for one in group["params"] if one.grad is not None)
+                for kernels in self._stacks(stepped):
+                    self._step_stack(kernels, group)  # a call, so that its tensors are freed
         self._sgd.param_groups = [one for one in self.param_groups if not one["orthogonal"]]
         self._sgd.state = self.state
         self._sgd.step()
         return loss
-
-    def _step_matrices(self, group: dict[str, Any]) -> None:
-        for kernels in self._stacks(one for one in group["params"] if one.grad is not None):
-            self._step_stack(kernels, group)  # a call of its own, so that its tensors are freed
 
     def _step_stack(self, kernels: list[nn.Parameter], group: dict[str, Any]) -> None:
         rate, keep = group["lr"], group["momentum"]

@@ -211,13 +211,21 @@ def network_facts(
             f"have ({why}): give network_args.channels={channels} to one of ours, in_chans to "
             "timm's, num_channels to Transformers', or name a network of your own"
         )
+    # Found by trying: the first of 1, 2, 4, ... and ``side`` pixels that the network takes.
+    tried = (1 << k for k in range((side - 1).bit_length()))
+    least = known or next((n for n in tried if _failure(network, n, channels) is None), side)
+    if not known and least == side and (why := _failure(network, side, channels)):
+        raise JobError(
+            f"network={name}: cannot take images of {side} pixels ({why}); try a larger side in "
+            "resolutions="
+        )
     parameters = list(network.parameters())
     return NetworkFacts(
         name=name,
         parameters=sum(p.numel() for p in parameters),
         trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         batch_norm=has_batch_norm(network),
-        least_side=known or _find_least_side(name, network, side, channels),
+        least_side=least,
     )
 
 
@@ -273,20 +281,6 @@ def _known_side(name: str) -> int | None:
     """The least image side of a network, in pixels, if the registry states it."""
     spec = network_spec(name)
     return None if spec is None else spec.least_side
-
-
-def _find_least_side(name: str, network: nn.Module, side: int, channels: int) -> int:
-    """The first of 1, 2, 4, ... and ``side`` pixels that ``network`` takes, found by trying."""
-    for tried in (1 << k for k in range((side - 1).bit_length())):
-        if _failure(network, tried, channels) is None:
-            return tried
-    failure = _failure(network, side, channels)
-    if failure:
-        raise JobError(
-            f"network={name}: cannot take images of {side} pixels ({failure}); try a larger side "
-            "in resolutions="
-        )
-    return side
 
 
 def _failure(network: nn.Module, side: int, channels: int) -> str | None:

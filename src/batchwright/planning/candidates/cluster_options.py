@@ -137,38 +137,33 @@ def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> Non
                 f"goal.kinds: {kind.count} of {kind.name!r}, but the profile was measured with "
                 f"{kind.measured[0]} workers at least: probe with workers={kind.count}"
             )
+    counts = sorted({count for kind in kinds for count in kind.measured})
     if isinstance(asked, int):
-        _check_count(kinds, job, asked)
-    most, measured = max(kind.count for kind in kinds), max(kind.measured[-1] for kind in kinds)
+        if job.launcher.one_worker and counts[0] > 1:
+            raise PlanError(
+                f"launch=in-process runs one worker, the profile was measured with {counts[0]}: "
+                "probe again with workers=1, or give launch=local"
+            )
+        if asked > together:
+            raise PlanError(
+                f"workers={asked}, but goal.kinds holds {together}: give at most that"
+                if job.goal.kinds
+                else f"workers={asked}, but the profiles measured {together}: say in goal.kinds "
+                "how many there are of each kind"
+            )
+        beyond = asked > counts[-1] and not link_given(job.link)
+        if beyond or asked < counts[0]:
+            raise PlanError(
+                f"the profile was measured with workers={as_written(tuple(counts))}, the job says "
+                f"workers={asked}: probe again with that"
+                + (", or state the network with link.latency and link.bandwidth" if beyond else "")
+            )
+    most, measured = max(kind.count for kind in kinds), counts[-1]
     if most > measured and not link_given(job.link):
         name = "goal.kinds" if job.goal.kinds else "goal.max_workers"
         raise PlanError(
             f"{name} allows {most} workers, at most {measured} were measured together: probe with "
             f"workers={most}, or state the network with link.latency and link.bandwidth"
-        )
-
-
-def _check_count(kinds: Sequence[WorkerType], job: Job, asked: int) -> None:
-    counts = sorted({count for kind in kinds for count in kind.measured})
-    if job.launcher.one_worker and counts[0] > 1:
-        raise PlanError(
-            f"launch=in-process runs one worker, the profile was measured with {counts[0]}: "
-            "probe again with workers=1, or give launch=local"
-        )
-    together = sum(kind.count for kind in kinds)
-    if asked > together:
-        raise PlanError(
-            f"workers={asked}, but goal.kinds holds {together}: give at most that"
-            if job.goal.kinds
-            else f"workers={asked}, but the profiles measured {together}: say in goal.kinds how "
-            "many there are of each kind"
-        )
-    beyond = asked > counts[-1] and not link_given(job.link)
-    if beyond or asked < counts[0]:
-        raise PlanError(
-            f"the profile was measured with workers={as_written(tuple(counts))}, the job says "
-            f"workers={asked}: probe again with that"
-            + (", or state the network with link.latency and link.bandwidth" if beyond else "")
         )
 
 

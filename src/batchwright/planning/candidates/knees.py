@@ -96,8 +96,11 @@ def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], flo
         below = [rows[0].batch, *(n for n in batches if batch is None or n <= batch)]
         updates = len({surplus(n) for one in below for n in (one, 2 * one)})
         # There is no single line where the optimizer changes on the way, or where the curve goes on
-        # in the shape of another number of workers.
-        if updates > 1 or not _straight_to(cluster, side, 2 * below[-1]):
+        # in the shape of another number of workers. Several kinds have unequal shares of the batch,
+        # so their ends cannot be compared with it.
+        ends = [kind.straight_to(cluster.workers, side) for kind, _ in cluster.members]
+        straight = len(ends) == 1 and 2 * below[-1] <= ends[0] * cluster.workers
+        if updates > 1 or not (min(ends) == inf or straight):
             line = closed_form = None
     if line is None:
         batch = knee_point(batches, lambda n: _seconds_per_sample(rows, n, surplus), gain)
@@ -135,29 +138,16 @@ def line_of(cluster: ClusterOption, resolution: int) -> tuple[float, float] | No
     return behind / rate, 1 / rate
 
 
-def _straight_to(cluster: ClusterOption, resolution: int, batch: int) -> bool:
-    """Whether step times are on the line, where there is one, up to a global batch."""
-    ends = [kind.straight_to(cluster.workers, resolution) for kind, _ in cluster.members]
-    # Several kinds have unequal shares of the batch, so their ends cannot be compared with it.
-    return min(ends) == inf or (len(ends) == 1 and batch <= ends[0] * cluster.workers)
-
-
 def _seconds_per_sample(
     rows: Sequence[Row], batch: float, surplus: Callable[[float], float]
 ) -> float:
-    return _measured_per_sample(rows, batch, surplus) + surplus(batch) / batch
-
-
-def _measured_per_sample(
-    rows: Sequence[Row], batch: float, surplus: Callable[[float], float]
-) -> float:
-    """Seconds of a step over its samples, with the update that was measured."""
-    cluster, side = rows[0].cluster, rows[0].resolution
+    """Seconds of a step over its samples: with the update that was measured, and the surplus."""
+    cluster, side, more = rows[0].cluster, rows[0].resolution, surplus(batch) / batch
     if len(cluster.members) == 1:
         kind, workers = cluster.members[0]
         local = max(1, round(batch / workers))
         step = kind.seconds if kind.cuts(workers) else kind.seconds_at_once
-        return step(workers, side, local) / (local * workers)
+        return step(workers, side, local) / (local * workers) + more
     right = next((i for i, row in enumerate(rows) if row.batch >= batch), None)
     if right is None or (right == 0 and rows[0].batch != batch):
         totals = split(cluster, side, max(round(batch), cluster.least)) or rows[-1].totals
@@ -165,13 +155,13 @@ def _measured_per_sample(
             kind.seconds_at_once(cluster.workers, side, share)
             for kind, share in shares_by_kind(cluster, totals)
         )
-        return slowest / sum(totals)
+        return slowest / sum(totals) + more
     if right == 0:
-        return (rows[0].step_seconds - surplus(batch)) / batch
+        return (rows[0].step_seconds - surplus(batch)) / batch + more
     first, last = rows[right - 1], rows[right]  # linear between neighbouring candidates
     share = (batch - first.batch) / (last.batch - first.batch)
     low, high = (row.step_seconds - surplus(row.batch) for row in (first, last))
-    return (low + share * (high - low)) / batch
+    return (low + share * (high - low)) / batch + more
 
 
 def knee_record(knee: KneeFit, doubling_gain: float, *, named: bool, ends: bool) -> Knee:

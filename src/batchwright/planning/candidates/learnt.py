@@ -27,6 +27,7 @@ from batchwright.records import (
     Profile,
 )
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS, SGD, UNSEEN, Normal
+from batchwright.records.text.formatting import sentence
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
@@ -349,7 +350,7 @@ def why_unknown(profiles: Sequence[Profile], job: Job, learnt: LearningCurve | N
         return "The probe's trials had another rate, resolution, loss or sampling."
     first = _first_answers(profiles)
     if any(one.without_accuracy for one in profiles):
-        return _sentence(NO_ACCURACY)
+        return sentence(NO_ACCURACY)
     why = _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
     if first is not None and first.knowing:
         why += (
@@ -362,11 +363,7 @@ def why_unknown(profiles: Sequence[Profile], job: Job, learnt: LearningCurve | N
 def _note(profiles: Sequence[Profile]) -> str:
     if any(one.trials_open for one in profiles):
         return "The probe was stopped during its trials: probe again as before to go on with them."
-    return _sentence(next((one.trials_note for one in profiles if one.trials_note), ""))
-
-
-def _sentence(note: str) -> str:
-    return f"{note[:1].upper()}{note[1:]}." if note else ""
+    return sentence(next((one.trials_note for one in profiles if one.trials_note), ""))
 
 
 ACCURACY_TAKES = (

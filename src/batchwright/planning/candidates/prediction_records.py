@@ -25,7 +25,14 @@ from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import product
 from batchwright.records import Estimate, HeldOut, Job, Prediction, Reason, Source, Stage
-from batchwright.records.text.formatting import between, counted, local_batches, percent, size
+from batchwright.records.text.formatting import (
+    between,
+    counted,
+    local_batches,
+    percent,
+    sentence,
+    size,
+)
 
 MAX_SHOWN = 200
 """Most candidates that a plan lists in full."""
@@ -268,7 +275,7 @@ def _memory(table: Table, row: Row, found: Prediction) -> tuple[Reason, Reason]:
     )
     peak = Chosen(
         f"{in_memory(found.peak_bytes.value)} per worker",
-        " ".join([why, *map(_sentence, kind.memory.notes)]),
+        " ".join([why, *map(sentence, kind.memory.notes)]),
         _PREDICTED,
     )
     largest = [
@@ -319,11 +326,7 @@ def _described(row: Row, index: int) -> str:
     beyond = ""
     if curve.further is not None and row.totals[index] > curve.batches[-1] * count:
         beyond = curve.further.caveat
-    return " ".join(map(_sentence, filter(None, [how, curve.caveat, beyond, *kind.times.notes])))
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    return " ".join(map(sentence, filter(None, [how, curve.caveat, beyond, *kind.times.notes])))
 
 
 def extrapolations(cluster: ClusterOption, stages: Sequence[Stage]) -> tuple[Reason, ...]:

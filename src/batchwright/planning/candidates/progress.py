@@ -11,7 +11,7 @@ from batchwright.planning.candidates.learnt import LearningCurve
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Reason, Source
-from batchwright.records.text.formatting import counted, number, percent, shares_between
+from batchwright.records.text.formatting import counted, number, percent, sentence, shares_between
 
 FAR = 10
 """Largest number of epochs that is predicted, over the job's: the curve may not hold further."""
@@ -368,8 +368,7 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
     scale = model.noise_scale
     by_trials = progress.trials(batch) is not None and progress.epochs(batch) is not None
     kept = [one for one in model.notes if not (by_trials and one.startswith(EPOCHS_NOTE))]
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in kept)
-    notes = f"{notes} {in_training}".strip()
+    notes = f"{' '.join(map(sentence, kept))} {in_training}".strip()
     if scale is None:
         return Chosen("not known", notes, "assumed")
     share = 1 / (1 + batch / scale.value)

@@ -46,7 +46,8 @@ def group_reasons(
         rounding: How batches and shares became whole numbers.
     """
     small, workers = found.small_workers, len(pace.workers)
-    more = f"{small.why}{_updates(found, pace)}{_control(pace)}"
+    control = _CONTROL.format(_UNLIKE if pace.unlike else _ALIKE)
+    more = f"{small.why}{_updates(found, pace)}{control}"
     others = _other_counts(found, pace, sides[-1], samples, rounding)
     counts = small._replace(why=more, alternatives=others)
     large = found.large_batches
@@ -60,23 +61,21 @@ def group_reasons(
     )
 
 
-def _control(pace: Pace) -> str:
-    """How a smaller batch on all workers compares in the same time, in sentences."""
-    why = " All workers small is the control: one uniform smaller batch in the same time."
-    if not pace.unlike:
-        why += (
-            " Where a step's fixed time is the same on all workers, as here, it is as good: 70.1 % "
-            "in the paper's table 5, and no worse in five paired runs of an earlier version "
-            "(docs/log.md). Most of the gain is the smaller batch itself."
-        )
-    else:
-        why += (
-            " Where fixed times differ, two sizes can be well ahead of it, as in five paired runs"
-            " of an earlier version, with a tenth of the fixed time on two of four workers "
-            "(docs/log.md). With more extra time the small batch came down so far that both were "
-            "level: a smaller dual.extra_time can be better."
-        )
-    return why + " On ImageNet the paper found no gain in accuracy."
+_CONTROL = (
+    " All workers small is the control: one uniform smaller batch in the same time. {} On ImageNet "
+    "the paper found no gain in accuracy."
+)
+_ALIKE = (
+    "Where a step's fixed time is the same on all workers, as here, it is as good: 70.1 % in the "
+    "paper's table 5, and no worse in five paired runs of an earlier version (docs/log.md). Most "
+    "of the gain is the smaller batch itself."
+)
+_UNLIKE = (
+    "Where fixed times differ, two sizes can be well ahead of it, as in five paired runs of an "
+    "earlier version, with a tenth of the fixed time on two of four workers (docs/log.md). With "
+    "more extra time the small batch came down so far that both were level: a smaller "
+    "dual.extra_time can be better."
+)
 
 
 def _updates(found: Served, pace: Pace) -> str:

@@ -101,14 +101,17 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         limit, text = next(iter(misses.items()))
         advice = ", or ".join([f"raise {limit}", *_kept_by(job, times, limit)])
         raise PlanError(f"method={job.method} {text}: {advice}")
-    found = (
-        *method_reason(job),
-        *made.reasons,
-        *_training_time(job, made.stages, total),
-        *(times.losses.reasons(total) if total.value else ()),
-        *link_reason(job),
-    )
-    return replace(made, reasons=found)
+    found = [*method_reason(job), *made.reasons]
+    if all(stage.predicted_epoch_seconds is not None for stage in made.stages):
+        simulated = " of the simulated clock" if job.launcher.simulated else ""
+        epochs = counted(sum(stage.epochs for stage in made.stages), "epoch")
+        why = f"{epochs}, and the evaluations among them."
+        if job.goal.deadline is not None:
+            why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
+        value = between(total, f" s{simulated}")
+        found.append(Chosen(value, why, "predicted").reason("training time"))
+    found += times.losses.reasons(total) if total.value else ()
+    return replace(made, reasons=(*found, *link_reason(job)))
 
 
 def _laid_out_by_method(
@@ -181,16 +184,3 @@ def link_reason(job: Job) -> tuple[Reason, ...]:
         "link.bandwidth say otherwise, Ethernet of 1 Gb/s as in the dual-batch paper."
     )
     return (Chosen(value, why, "assumed").reason("link"),)
-
-
-def _training_time(job: Job, stages: Sequence[Stage], total: Estimate) -> tuple[Reason, ...]:
-    """The reason for the time of the whole training; empty if a row has no prediction."""
-    if any(stage.predicted_epoch_seconds is None for stage in stages):
-        return ()
-    simulated = " of the simulated clock" if job.launcher.simulated else ""
-    epochs = counted(sum(stage.epochs for stage in stages), "epoch")
-    why = f"{epochs}, and the evaluations among them."
-    if job.goal.deadline is not None:
-        why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
-    value = between(total, f" s{simulated}")
-    return (Chosen(value, why, "predicted").reason("training time"),)

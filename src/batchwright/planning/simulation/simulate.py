@@ -263,12 +263,28 @@ class _SimulatedTrainings:
     def timeline(self) -> Timeline:
         """The course of the first repeat, as a record."""
         first = self.repeats[0]
-        spans = first.course.spans or []
+        spans, series = first.course.spans or [], first.series
+        steps: list[WorkerSteps] = []
+        if series is not None:
+            order = np.argsort(series.recorded.sum(axis=0), kind="stable")
+            slowest = series.recorded.max(axis=1)
+            starts = np.concatenate([[0.0], np.cumsum(slowest + series.exchange)[:-1]])
+            steps = [
+                WorkerSteps(
+                    worker=rank,
+                    starts=tuple(starts.tolist()),
+                    computing=tuple(series.recorded[:, rank].tolist()),
+                    slowest=tuple(slowest.tolist()),
+                    exchange=series.exchange,
+                )
+                # The fastest, the median and the slowest worker.
+                for rank in dict.fromkeys(int(order[at]) for at in (0, len(order) // 2, -1))
+            ]
         return Timeline(
             workers=self._cluster.workers,
             spans=tuple(spans[:MAX_SPANS]),
             cut=len(spans) > MAX_SPANS,
-            steps=_worker_steps(first.series) if first.series is not None else (),
+            steps=tuple(steps),
         )
 
     # -------------------------------------------------------------------------------- one repeat
@@ -377,24 +393,6 @@ class _SimulatedTrainings:
         # Waiting, and ending before the last one: none where all are alike, but for rounding.
         others = max(rounds.seconds - computing - exchange, 0.0)
         return float(computing) * times, float(others) * times, float(exchange) * times
-
-
-def _worker_steps(series: StepSeries) -> tuple[WorkerSteps, ...]:
-    """The first steps of the fastest, the median and the slowest worker, as records."""
-    order = np.argsort(series.recorded.sum(axis=0), kind="stable")
-    ranks = dict.fromkeys(int(order[at]) for at in (0, len(order) // 2, -1))
-    slowest = series.recorded.max(axis=1)
-    starts = np.concatenate([[0.0], np.cumsum(slowest + series.exchange)[:-1]])
-    return tuple(
-        WorkerSteps(
-            worker=rank,
-            starts=tuple(starts.tolist()),
-            computing=tuple(series.recorded[:, rank].tolist()),
-            slowest=tuple(slowest.tolist()),
-            exchange=series.exchange,
-        )
-        for rank in ranks
-    )
 
 
 def estimate_of(values: Sequence[float]) -> Estimate:

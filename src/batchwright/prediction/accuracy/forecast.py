@@ -119,21 +119,13 @@ def straying(plan: Plan, epochs: Sequence[EpochRecord], end: Estimate | None = N
         f"{side} the {low} to {high} that the plan predicted"
     )
     if end is None:
-        return f"{line}{_from_when_on(plan, last.epoch + 1)}"
+        near = range(ceil(plan.epochs / REACH), plan.epochs)
+        first = next((one for one in near if plan.evaluates_after(one - 1)), 0)
+        if first <= last.epoch + 1 or plan.job.goal.target is not None:  # a target ends it
+            return line
+        return f"{line}; what is expected at the end is told from epoch {first} on"
     now, then = percent(end.value), percent(planned.value)
     return f"{line}; at the end about {now} is expected now, not {then}"
-
-
-def _from_when_on(plan: Plan, done: int) -> str:
-    """The epoch from which on the end is predicted, in words.
-
-    Empty if that epoch has passed, and if a target ends the training.
-    """
-    near = range(ceil(plan.epochs / REACH), plan.epochs)
-    first = next((one for one in near if plan.evaluates_after(one - 1)), done)
-    if first <= done or plan.job.goal.target is not None:
-        return ""
-    return f"; what is expected at the end is told from epoch {first} on"
 
 
 def _side(plan: Plan, epoch: EpochRecord) -> str:

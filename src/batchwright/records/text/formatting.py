@@ -31,6 +31,11 @@ def local_batches(sizes: tuple[int, ...]) -> str:
     return " + ".join(f"{count:,} x {size}" if count > 1 else str(size) for size, count in runs)
 
 
+def sentence(words: str) -> str:
+    """Words with a capital and a full stop; empty words stay empty."""
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+
 def counted(count: int, noun: str) -> str:
     """A count with its noun.
 

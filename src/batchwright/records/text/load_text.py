@@ -51,18 +51,14 @@ def disturbances(load: MachineLoad, *, room: bool = False) -> list[str]:
     if not room:
         others = ("other programs used", load.others)
         users = [others, ("the host of this virtual machine took", load.stolen), *users]
+    # A larger machine may have more cores in use than those that we may use.
     return [
-        f"{who} {_cores_used(used, load.cores)}"
+        f"{who} {used:.2f} cores, where we may use {load.cores}"
+        if used > load.cores
+        else f"{who} {used:.2f} of {counted(load.cores, 'core')}"
         for who, used in users
         if used >= BUSY_SHARE * load.cores
     ]
-
-
-def _cores_used(used: float, cores: int) -> str:
-    """Used cores beside those that we may use, of which a larger machine has more."""
-    if used > cores:
-        return f"{used:.2f} cores, where we may use {cores}"
-    return f"{used:.2f} of {counted(cores, 'core')}"
 
 
 def busy_warning(load: MachineLoad | None) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from batchwright.records import SimulatedCluster, Simulation
+from batchwright.records import Estimate, Simulation
 from batchwright.records.clusters.simulation import Search
 from batchwright.records.text.formatting import counted, duration, number
 from batchwright.reporting.charts.chart import (
@@ -89,46 +87,27 @@ def steps_chart(found: Simulation) -> Lanes | None:
 def workers_charts(found: Simulation) -> list[Chart]:
     """Time, and cost where there is a price, against the number of workers."""
     unit, name = time_unit(max(one.seconds.value for one in found.clusters))
-    charts = [
-        _against_workers(
-            found,
-            "Time against workers",
-            f"simulated {name} of training",
-            lambda one: tuple(end / unit for end in _ends(one)),
-        )
-    ]
+    label = f"simulated {name} of training"
+    charts = [_against_workers(found, "Time against workers", label, "seconds", unit)]
     if all(one.cost is not None for one in found.clusters):
-        charts.append(
-            _against_workers(
-                found, "Cost against workers", "cost, in the price's currency", _cost_ends
-            )
-        )
+        label = "cost, in the price's currency"
+        charts.append(_against_workers(found, "Cost against workers", label, "cost"))
     return charts
 
 
-def _ends(one: SimulatedCluster) -> tuple[float, ...]:
-    return one.seconds.value, one.seconds.low, one.seconds.high
-
-
-def _cost_ends(one: SimulatedCluster) -> tuple[float, ...]:
-    assert one.cost is not None  # noqa: S101 - the caller has checked
-    return one.cost.value, one.cost.low, one.cost.high
-
-
 def _against_workers(
-    found: Simulation,
-    title: str,
-    label: str,
-    ends: Callable[[SimulatedCluster], tuple[float, ...]],
+    found: Simulation, title: str, label: str, key: str, unit: float = 1.0
 ) -> Chart:
-    points = []
+    points, ends = [], []
     for one in sorted(found.clusters, key=lambda one: one.workers):
-        value, low, high = ends(one)
+        estimate: Estimate = getattr(one, key)
+        value, low, high = (end / unit for end in (estimate.value, estimate.low, estimate.high))
+        ends += [value, low, high]
         words = (
             f"{counted(one.workers, 'worker')}: {number(value)} ({number(low)} to {number(high)})"
         )
         points.append(Point(one.workers, value, words, up=(low, high)))
-    y = ratio_axis(label, [end for one in found.clusters for end in ends(one)])
+    y = ratio_axis(label, ends)
     x = batch_axis("workers", [one.workers for one in found.clusters])
     return Chart(title, x, y, [Series("", "blue", tuple(points), "circle")])
 

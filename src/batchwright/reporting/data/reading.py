@@ -259,7 +259,11 @@ def epoch_accuracies(summary: RunSummary) -> dict[int, Comparison]:
 
 def accuracy_words(summary: RunSummary) -> str:
     """A missed target, and how accurate the predictions for single epochs were, in sentences."""
-    compared, missed = epoch_accuracies(summary), _missed_target(summary)
+    compared, missed = epoch_accuracies(summary), ""
+    target, best = summary.plan.job.goal.target, summary.best_accuracy
+    if target is not None and summary.ended and not reached_epoch(summary.plan, summary.epochs):
+        reached = "it was never evaluated" if best is None else f"the best is {percent(best)}"
+        missed = f"goal.accuracy={target:g} was not reached: {reached}. "
     if not compared:
         return missed
     worst = max(compared, key=lambda epoch: abs(compared[epoch].points or 0.0))
@@ -269,16 +273,6 @@ def accuracy_words(summary: RunSummary) -> str:
         f"{counted(len(compared), 'epoch')}; furthest off, after epoch {worst + 1}, it was "
         f"{compared[worst].verdict}."
     )
-
-
-def _missed_target(summary: RunSummary) -> str:
-    """A sentence if the training is over and has not reached its target; else empty."""
-    target = summary.plan.job.goal.target
-    if target is None or not summary.ended or reached_epoch(summary.plan, summary.epochs):
-        return ""
-    best = summary.best_accuracy
-    reached = "it was never evaluated" if best is None else f"the best is {percent(best)}"
-    return f"goal.accuracy={target:g} was not reached: {reached}. "
 
 
 def learnt_words(summary: RunSummary) -> str:

@@ -211,7 +211,35 @@ def epoch_rounds(summary: RunSummary) -> list[EpochRounds]:
     by_epoch: dict[int, list[RoundRecord]] = {}
     for one in summary.rounds:
         by_epoch.setdefault(one.epoch, []).append(one)
-    return [_epoch_rounds(summary.plan, epoch, ones) for epoch, ones in sorted(by_epoch.items())]
+    plan, found = summary.plan, []
+    for epoch, rounds in sorted(by_epoch.items()):
+        trained = sum(one.compute_seconds for one in rounds)
+        exchanged = sum(one.exchange_seconds for one in rounds)
+        waited = sum(one.wait_seconds for one in rounds)
+        stage = plan.stages[plan.stage_of(epoch)]
+        whole: dict[int, list[RoundRecord]] = {}  # rounds of each worker that were not cut short
+        for one in rounds:
+            if one.update_factor > _SHORT * stage.update_factors[one.worker]:
+                whole.setdefault(one.worker, []).append(one)
+        times = [_seconds(plan, epoch, ones) for ones in whole.values()]
+        predicted, ratio, spread = stage.predicted_epoch_seconds, None, None
+        if predicted is not None and times:
+            ratio = fmean(seconds + exchange for seconds, exchange in times) / predicted.value
+        if len(times) > 1:
+            finishes = [seconds for seconds, _ in times]
+            spread = (max(finishes) - min(finishes)) / (fmean(finishes) or 1.0)
+        found.append(
+            EpochRounds(
+                epoch=epoch,
+                rounds=len(rounds),
+                spread=spread,
+                over_predicted=ratio,
+                exchange_share=exchanged / (trained + exchanged or 1.0),
+                wait_share=waited / (trained + exchanged + waited or 1.0),
+                lead=max(one.lead for one in rounds),
+            )
+        )
+    return found
 
 
 def all_rounds(summary: RunSummary) -> EpochRounds | None:
@@ -229,34 +257,6 @@ def all_rounds(summary: RunSummary) -> EpochRounds | None:
         exchange_share=median(one.exchange_share for one in epochs),
         wait_share=median(one.wait_share for one in epochs),
         lead=max(one.lead for one in epochs),
-    )
-
-
-def _epoch_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> EpochRounds:
-    trained = sum(one.compute_seconds for one in rounds)
-    exchanged = sum(one.exchange_seconds for one in rounds)
-    waited = sum(one.wait_seconds for one in rounds)
-    stage = plan.stages[plan.stage_of(epoch)]
-    whole: dict[int, list[RoundRecord]] = {}  # rounds of each worker that were not cut short
-    for one in rounds:
-        if one.update_factor > _SHORT * stage.update_factors[one.worker]:
-            whole.setdefault(one.worker, []).append(one)
-    times = [_seconds(plan, epoch, ones) for ones in whole.values()]
-    predicted = stage.predicted_epoch_seconds
-    finishes = [seconds for seconds, _ in times]
-    ratio = None
-    if predicted is not None and times:
-        ratio = fmean(seconds + exchange for seconds, exchange in times) / predicted.value
-    return EpochRounds(
-        epoch=epoch,
-        rounds=len(rounds),
-        spread=(max(finishes) - min(finishes)) / (fmean(finishes) or 1.0)
-        if len(finishes) > 1
-        else None,
-        over_predicted=ratio,
-        exchange_share=exchanged / (trained + exchanged or 1.0),
-        wait_share=waited / (trained + exchanged + waited or 1.0),
-        lead=max(one.lead for one in rounds),
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 
 from batchwright.records.text.formatting import number
 from batchwright.records.text.problems import printable
 from batchwright.reporting.charts.chart import Chart, Lanes
+from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages.style import STYLE
 from batchwright.reporting.render import svg
 from batchwright.storage.version import VERSION
@@ -141,6 +142,23 @@ def figure(chart: Chart | Lanes, numbers: str) -> str:
         f'<figure><figcaption>{safe(chart.title)}</figcaption><ul class="legend">{items}</ul>'
         f"{svg.drawn(chart)}<details><summary>The numbers</summary>{numbers}</details></figure>"
     )
+
+
+def by_epoch(
+    caption: str,
+    columns: Sequence[tuple[str, Mapping[int, float]]],
+    say: Callable[[float], str],
+    most: int,
+    where: str = "",
+) -> str:
+    """A table with a row for each epoch, at most ``most``; a column is its title and values."""
+    epochs = sorted({epoch for _, values in columns for epoch in values})
+    rows = [
+        [str(epoch), *(say(values[epoch]) if epoch in values else "-" for _, values in columns)]
+        for epoch in spread(epochs, most)
+    ]
+    caption += left_out(epochs, most, where)
+    return table(caption, ["epoch", *(title for title, _ in columns)], rows)
 
 
 def left_out(rows: Sequence[object], most: int, where: str = "") -> str:

@@ -37,7 +37,6 @@ from batchwright.reporting.data.plan_words import (
 )
 from batchwright.reporting.data.reading import (
     SIMULATED,
-    Comparison,
     accounting_rows,
     accuracy,
     accuracy_words,
@@ -330,7 +329,11 @@ def _learning_charts(summary: RunSummary, forecast: EpochLine | None) -> str:
     """Loss and held-out accuracy over the epochs; at least one was finished."""
     epochs, word = summary.epochs, simulated_word(summary)
     timed = list(zip(epochs, training_clock(summary), strict=True))
-    compared = epoch_accuracies(summary)
+    compared = {
+        at: [shares_between(one.predicted), one.verdict.replace("95 % interval", "interval")]
+        for at, one in epoch_accuracies(summary).items()
+        if one.predicted is not None
+    }
     head = ["epoch", f"training ({word}s)", "training loss", held_out_loss(summary.plan)]
     head.append("held-out accuracy")
     table = markup.table(
@@ -343,7 +346,7 @@ def _learning_charts(summary: RunSummary, forecast: EpochLine | None) -> str:
                 markup.or_dash(epoch.train_loss),
                 markup.or_dash(epoch.val_loss),
                 accuracy(epoch),
-                *(_predicted_cells(compared.get(epoch.epoch)) if compared else []),
+                *(compared.get(epoch.epoch, ["-", "-"]) if compared else []),
             ]
             for epoch, seconds in spread(timed, _MAX_ROWS)
         ],
@@ -359,12 +362,6 @@ def _learning_charts(summary: RunSummary, forecast: EpochLine | None) -> str:
         numbers = markup.table("On a batch of training samples, at each evaluation", head, rows)
         drawn += markup.pairs([markup.figure(one, numbers) for one in tracked])
     return drawn
-
-
-def _predicted_cells(one: Comparison | None) -> list[str]:
-    if one is None or one.predicted is None:
-        return ["-", "-"]
-    return [shares_between(one.predicted), one.verdict.replace("the 95 % interval", "the interval")]
 
 
 def job_part(summary: RunSummary) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from batchwright.records.text.formatting import percent
 from batchwright.reporting.charts.comparison import comparison_charts
 from batchwright.reporting.data.comparison import (
-    ComparedRun,
     RunComparison,
     comparison_rows,
     setting_rows,
     unended,
 )
-from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
 
 _LONGEST = 60  # letters of a name in a legend
@@ -82,22 +79,9 @@ def clock_note(comparison: RunComparison) -> str:
 
 def _charts(comparison: RunComparison) -> str:
     head, *rows = comparison_rows(comparison)
-    runs = markup.table("Runs", head, rows)
-    return markup.pairs(
-        [markup.figure(one, runs + _curves_table(of)) for one, of in comparison_charts(comparison)]
-    )
-
-
-def _curves_table(runs: Sequence[ComparedRun]) -> str:
-    """The accuracy of every evaluated epoch."""
-    by_epoch = [{epoch: share for epoch, _, share in one.curve} for one in runs]
-    epochs = sorted({epoch for one in by_epoch for epoch in one})
-    epochs, every = spread(epochs, _MAX_ROWS), epochs
-    return markup.table(
-        f"Held-out accuracy{markup.left_out(every, _MAX_ROWS)}",
-        ["epoch", *(one.name for one in runs)],
-        [
-            [str(epoch), *(percent(one[epoch]) if epoch in one else "-" for one in by_epoch)]
-            for epoch in epochs
-        ],
-    )
+    runs, drawn = markup.table("Runs", head, rows), []
+    for chart, of in comparison_charts(comparison):
+        curves = [(one.name, {epoch: share for epoch, _, share in one.curve}) for one in of]
+        table = markup.by_epoch("Held-out accuracy", curves, percent, _MAX_ROWS)
+        drawn.append(markup.figure(chart, runs + table))
+    return markup.pairs(drawn)

@@ -53,7 +53,11 @@ def workers_charts(summary: RunSummary) -> str:
             same.append(f"{title.lower()} {duration(values.pop())} an epoch")
         else:
             chart = part_chart(part, title, curves, clock)
-            table = _times_table(part, f"{title}, {clock}seconds", shown)
+            columns = [
+                (one.label, {e.epoch + 1: e.seconds(part) for e in one.epochs}) for one in shown
+            ]
+            caption, where = f"{title}, {clock}seconds", "; all are in summary.json"
+            table = markup.by_epoch(caption, columns, number, _MAX_ROWS, where)
             charts.append(markup.figure(chart, table))
     words = f"<p>Throughout: {markup.safe(', '.join(same))}.</p>" if same else ""
     return f"<h3>Worker by worker</h3>{words}" + markup.pairs(charts)
@@ -76,20 +80,4 @@ def _batches_table(curves: Sequence[WorkerCurve]) -> str:
         f"Local batches, and their share{more}",
         ["from epoch", "step", *(one.label for one in curves)],
         spread(rows, _MAX_ROWS),
-    )
-
-
-def _times_table(part: Part, caption: str, curves: Sequence[WorkerCurve]) -> str:
-    by_epoch = [{one.epoch: one for one in each.epochs} for each in curves]
-    epochs = sorted({epoch for one in by_epoch for epoch in one})
-    return markup.table(
-        caption + markup.left_out(epochs, _MAX_ROWS, "; all are in summary.json"),
-        ["epoch", *(one.label for one in curves)],
-        [
-            [
-                str(at + 1),
-                *(number(one[at].seconds(part)) if at in one else "-" for one in by_epoch),
-            ]
-            for at in spread(epochs, _MAX_ROWS)
-        ],
     )

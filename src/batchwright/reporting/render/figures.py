@@ -103,22 +103,17 @@ def draw_run(summary: RunSummary) -> Iterator[tuple[str, Figure]]:
         resolution, *others = stage_charts(summary.plan, summary.epochs)
         charts = [at_own_values(resolution), *others]
         yield "stages.png", figure([(1.9, [one]) for one in charts])
-    if len(worker_curves(summary)) > 1:
-        yield "workers.png", _draw_workers(summary)
-
-
-def _draw_workers(summary: RunSummary) -> Figure:
-    """Small panels for each worker: its local batch, and its times below."""
-    panels, workers = worker_panels(summary), len(worker_curves(summary))
-    columns = ceil(len(panels) / ceil(len(panels) / 4))
-    rows: list[Row] = []
-    for at in range(0, len(panels), columns):
-        ones = panels[at : at + columns]
-        space = [None] * (columns - len(ones))
-        rows.append((1.3, [*(batches for batches, _ in ones), *space]))
-        rows.append((1.8, [*(times for _, times in ones), *space]))
-    words = f"{len(panels)} of {workers} workers, from the fewest samples to the most"
-    return figure(rows, title=words if len(panels) < workers else "")
+    if (workers := len(worker_curves(summary))) > 1:
+        panels = worker_panels(summary)
+        columns = ceil(len(panels) / ceil(len(panels) / 4))
+        small: list[Row] = []
+        for at in range(0, len(panels), columns):
+            ones = panels[at : at + columns]
+            space = [None] * (columns - len(ones))
+            small.append((1.3, [*(batches for batches, _ in ones), *space]))
+            small.append((1.8, [*(times for _, times in ones), *space]))
+        words = f"{len(panels)} of {workers} workers, from the fewest samples to the most"
+        yield "workers.png", figure(small, title=words if len(panels) < workers else "")
 
 
 # -------------------------------------------------------------------------------------- of a plan

@@ -11,6 +11,7 @@ import io
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import lcm
 from textwrap import wrap
@@ -151,11 +152,17 @@ def _wrapped(text: str, room: int) -> str:
 
 
 def _draw(axes: Axes, chart: Chart | Lanes, title_size: int, room: int) -> None:
+    x = chart.x
     if isinstance(chart, Chart):
         _draw_chart(axes, chart)
+        if x.logarithmic:  # it begins where something is drawn inside the y axis
+            series = (one for one in _shown(chart) if one.style != "grey")
+            inside = [point.x for one in series for point in one.points if point.y <= chart.y.high]
+            low = max(x.low, min(inside, default=x.low) / 1.15)
+            x = replace(x, low=low, ticks=tuple(one for one in x.ticks if one[0] >= low))
     else:
         _draw_lanes(axes, chart)
-    _scale(axes.set_xscale, axes.set_xlim, axes.set_xticks, _cropped(chart))
+    _scale(axes.set_xscale, axes.set_xlim, axes.set_xticks, x)
     if chart.title:
         words = isinstance(chart, Lanes) and any(one.words for one in chart.marks)
         title = _wrapped(chart.title, room)
@@ -172,17 +179,6 @@ def _scale(set_scale: Any, set_limits: Any, set_ticks: Any, axis: Axis) -> None:
     set_ticks(places, [label for _, label in axis.ticks])
     set_ticks([], minor=True)
     set_limits(axis.low, axis.high)
-
-
-def _cropped(chart: Chart | Lanes) -> Axis:
-    """The chart's x axis; a logarithmic one begins where something is drawn inside the y axis."""
-    x = chart.x
-    if not x.logarithmic or not isinstance(chart, Chart):
-        return x
-    series = (one for one in _shown(chart) if one.style != "grey")
-    inside = [point.x for one in series for point in one.points if point.y <= chart.y.high]
-    low = max(x.low, min(inside, default=x.low) / 1.15)
-    return Axis(x.label, low, x.high, tuple(one for one in x.ticks if one[0] >= low), True)
 
 
 def _shown(chart: Chart) -> list[Series]:

@@ -25,7 +25,7 @@ from batchwright.records.lines.run_lines import (
     SharesLine,
     StepLine,
 )
-from batchwright.records.run import EpochRecord, reached_epoch
+from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.live_run import forecast_words
@@ -159,15 +159,21 @@ class RunProgress:
             self._say(f"{place}/{line.steps}: {changed}")
 
     def _epoch(self, line: EpochLine) -> None:
-        epoch, brief = line.record.epoch, self._bar is not None
-        self._take_seconds(line.record)
-        if line.record.top1 is not None:
+        record, epoch, brief = line.record, line.record.epoch, self._bar is not None
+        paced_by = record.resolution, record.global_batch_size
+        if paced_by != self._paced_by:
+            self._paced_by = paced_by
+            self._epoch_seconds.clear()
+        spent = record.training_seconds + record.evaluation_seconds
+        if spent and record.whole:
+            self._epoch_seconds.append(spent)
+        if record.top1 is not None:
             self._likely_epochs = line.likely_epochs
         words = self._side(epoch)
         held_out = held_out_loss(self._plan)
         words += epoch_words(line, brief=brief, simulated=self._simulated, held_out=held_out)
         left = (self._seconds() or 0.0) * (self._likely(epoch + 1) - epoch - 1)
-        ends = self._plan is not None and reached_epoch(self._plan, [line.record]) is not None
+        ends = self._plan is not None and reached_epoch(self._plan, [record]) is not None
         if not ends and (self._simulated or self._rounds):
             words += self._paced(epoch + 1, self._clock())
         elif not ends and left:
@@ -178,16 +184,6 @@ class RunProgress:
             self._say(part)
         if self._rounds is None:
             self._draw(epoch, 1, 1, [])
-
-    def _take_seconds(self, record: EpochRecord) -> None:
-        """Keep an epoch's seconds; those of another resolution or batch are dropped."""
-        paced_by = record.resolution, record.global_batch_size
-        if paced_by != self._paced_by:
-            self._paced_by = paced_by
-            self._epoch_seconds.clear()
-        spent = record.training_seconds + record.evaluation_seconds
-        if spent and record.whole:
-            self._epoch_seconds.append(spent)
 
     def _seconds(self) -> float | None:
         """Seconds of an epoch: median of the newest, as one of them may have been disturbed."""

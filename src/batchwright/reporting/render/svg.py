@@ -11,7 +11,7 @@ from html import escape
 from math import cos, pi, sin
 
 from batchwright.records.text.problems import printable
-from batchwright.reporting.charts.chart import Axis, Chart, Lanes, Point, Series, apart
+from batchwright.reporting.charts.chart import Axis, Chart, Lanes, Series, apart
 
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP = 68, 26, 12
@@ -56,7 +56,13 @@ def _over_two_axes(chart: Chart) -> str:
             parts.append(f'<polyline class="line {one.style}" points="{places}"/>')
     for one in series:
         for point in one.points:
-            parts += _whiskers(one.style, point, x, y)
+            flat = [(_within(end, x), point.y) for end in point.across or ()]
+            steep = [(point.x, _within(end, y)) for end in point.up or ()]
+            parts += [
+                f'<polyline class="line thin {one.style}" points="{_places(ends, x, y)}"/>'
+                for ends in (flat, steep)
+                if ends
+            ]
     for one in series:
         if one.marker != "none":
             parts += [
@@ -189,16 +195,6 @@ def _place(point: tuple[float, float], x: Axis, y: Axis) -> tuple[float, float]:
 
 def _places(points: Iterable[tuple[float, float]], x: Axis, y: Axis) -> str:
     return " ".join("{:.1f},{:.1f}".format(*_place(point, x, y)) for point in points)
-
-
-def _whiskers(style: str, point: Point, x: Axis, y: Axis) -> list[str]:
-    """The parts of a point's intervals that are inside the chart."""
-    ends = []
-    if point.across:
-        ends.append([(_within(end, x), point.y) for end in point.across])
-    if point.up:
-        ends.append([(point.x, _within(end, y)) for end in point.up])
-    return [f'<polyline class="line thin {style}" points="{_places(one, x, y)}"/>' for one in ends]
 
 
 def _within(value: float, axis: Axis) -> float:

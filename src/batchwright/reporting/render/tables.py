@@ -6,7 +6,6 @@ pass through `printable`, and markup in them is not interpreted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from batchwright.records import (
@@ -17,7 +16,6 @@ from batchwright.records import (
     OutOfMemory,
     Profile,
     RateSchedule,
-    RoundCheck,
     RunSummary,
     SchedulePoint,
     Sweep,
@@ -181,7 +179,18 @@ def check_table(check: Check) -> RenderableType:
     rounds = table(
         "rounds with two batch sizes, planned to end together",
         ["workers", "side", "local batch", "samples", "seconds", "difference"],
-        (row for one in check.rounds for row in _round_rows(one)),
+        (
+            [
+                str(getattr(one.pair, f"{whose}_workers")),
+                f"{one.pair.resolution} px",
+                str(getattr(one.pair, f"{whose}_batch")),
+                f"{getattr(one, f'{whose}_samples'):,.0f}",
+                number(getattr(one, f"{whose}_seconds")),
+                difference,
+            ]
+            for one in check.rounds
+            for whose, difference in (("large", ""), ("small", f"{100 * one.difference:+.1f} %"))
+        ),
     )
     lost = ([_place(one), one.short_of] for one in check.out_of_memory)
     return stacked(
@@ -199,18 +208,6 @@ def _checked(one: CheckPoint) -> list[str]:
         f"{100 * one.error:+.1f} %",
         "inside" if one.inside else "outside",
     ]
-
-
-def _round_rows(one: RoundCheck) -> Iterator[list[str]]:
-    for whose, difference in (("large", ""), ("small", f"{100 * one.difference:+.1f} %")):
-        yield [
-            str(getattr(one.pair, f"{whose}_workers")),
-            f"{one.pair.resolution} px",
-            str(getattr(one.pair, f"{whose}_batch")),
-            f"{getattr(one, f'{whose}_samples'):,.0f}",
-            number(getattr(one, f"{whose}_seconds")),
-            difference,
-        ]
 
 
 def _place(one: CheckPoint | OutOfMemory) -> str:

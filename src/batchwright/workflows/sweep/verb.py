@@ -333,10 +333,15 @@ def _write(results: Results) -> None:
 def _resumable(
     folder: Path, job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]
 ) -> AbstractContextManager[None]:
-    """Inside, the message of a stop, or of a lost process, names the command that continues.
+    """Inside, the message of a stop, or of a lost process, names the command that continues."""
+    command = _resuming_command(folder, job, swept, cells)
+    return telling_how_to_resume(command, LostWorkerError)
 
-    It repeats import strings of the job and the grid.
-    """
+
+def _resuming_command(
+    folder: Path, job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]
+) -> str:
+    """The command that continues the sweep; it repeats import strings of the job and the grid."""
     values = {one.key: ",".join(map(str, one.values)) for one in swept}
     words = ["batchwright", "sweep", "--resume", "--out", str(folder)]
     for key in dict.fromkeys(key for cell in cells for key in cell.job.code_keys):
@@ -344,4 +349,4 @@ def _resumable(
             words += ["--grid", f"{key}={values[key]}"]
         else:
             words.append(f"{key}={getattr(job, key)}")
-    return telling_how_to_resume(shlex.join(words), LostWorkerError)
+    return shlex.join(words)

@@ -55,7 +55,21 @@ def decode(data: bytes, *, top_resolution: int) -> npt.NDArray[np.uint8]:
             than 16 bits a colour.
     """
     with _readable(io.BytesIO(data)) as image:
-        return _decode(image, top_resolution)
+        width, height = stored_size(*image.size, top_resolution)
+        _refuse_large(width, height)  # a long thin line enlarged
+        # JPEG decodes at 1/2, 1/4 or 1/8 of its size for a fraction of the time.
+        image.draft(None, (int(width * _REDUCING_GAP), int(height * _REDUCING_GAP)))
+        encoded_size = image.size
+        image.load()
+        # Read after loading: PNG may store it behind the pixels, and TIFF turns itself.
+        upright = _UPRIGHT.get(_orientation(image))
+        if image.size != encoded_size:
+            width, height = height, width
+        pixels = _rgb(image)
+        if pixels.size != (width, height):
+            lanczos = Image.Resampling.LANCZOS
+            pixels = pixels.resize((width, height), lanczos, reducing_gap=_REDUCING_GAP)
+        return np.asarray(pixels if upright is None else pixels.transpose(upright))
 
 
 @contextmanager
@@ -161,25 +175,6 @@ def stored_size(width: int, height: int, top_resolution: int) -> tuple[int, int]
         return width, height
     factor = wanted / shorter
     return max(wanted, round(width * factor)), max(wanted, round(height * factor))
-
-
-def _decode(image: Image.Image, top_resolution: int) -> npt.NDArray[np.uint8]:
-    width, height = stored_size(*image.size, top_resolution)
-    _refuse_large(width, height)  # a long thin line enlarged
-    # JPEG decodes at 1/2, 1/4 or 1/8 of its size for a fraction of the time.
-    image.draft(None, (int(width * _REDUCING_GAP), int(height * _REDUCING_GAP)))
-    encoded_size = image.size
-    image.load()
-    # Read after loading: PNG may store the orientation behind the pixels, and TIFF turns itself.
-    upright = _UPRIGHT.get(_orientation(image))
-    if image.size != encoded_size:
-        width, height = height, width
-    image = _rgb(image)
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=_REDUCING_GAP)
-    if upright is not None:
-        image = image.transpose(upright)
-    return np.asarray(image)
 
 
 def _upright(image: Image.Image) -> Image.Image:

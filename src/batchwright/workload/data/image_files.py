@@ -235,10 +235,20 @@ class FilePipeline:
         """A function that makes the keys of a batch from its indices."""
         if epoch is None or self._augmentation in UNCROPPED:
             return lambda indices: [(index, resolution, None) for index in indices.tolist()]
-        strength = min(1.0, self.strength)
-        return partial(
-            _drawn_keys, seed=self._seed, epoch=epoch, resolution=resolution, strength=strength
-        )
+        seed, strength = self._seed, min(1.0, self.strength)
+
+        def drawn(indices: Tensor) -> list[_Key]:
+            """Random positions of crops; with less strength they keep nearer to the middle."""
+            draws = draw(seed, epoch, indices)
+            down, right = (
+                0.5 + strength * (field.double() / (2**FIELD_BITS - 1) - 0.5)
+                for field in (draws.vertical, draws.horizontal)
+            )
+            places = zip(down.tolist(), right.tolist(), strict=True)
+            indexed = zip(indices.tolist(), places, strict=True)
+            return [(index, resolution, place) for index, place in indexed]
+
+        return drawn
 
     def _finished(
         self, squares: Squares, indices: Tensor, epoch: int | None, resolution: int
@@ -254,20 +264,6 @@ class FilePipeline:
             turns = self._warps.draw(epoch, indices, self.strength)
             images = warp(images, copy_to_device(turns, self._device))
         return self._normalization(images), labels.to(self._device, non_blocking=True)
-
-
-def _drawn_keys(
-    indices: Tensor, *, seed: int, epoch: int, resolution: int, strength: float
-) -> list[_Key]:
-    """Keys with random positions of crops; with less strength they keep nearer to the middle."""
-    draws = draw(seed, epoch, indices)
-    down, right = (
-        0.5 + strength * (field.double() / (2**FIELD_BITS - 1) - 0.5)
-        for field in (draws.vertical, draws.horizontal)
-    )
-    places = zip(down.tolist(), right.tolist(), strict=True)
-    indexed = zip(indices.tolist(), places, strict=True)
-    return [(index, resolution, place) for index, place in indexed]
 
 
 def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:

@@ -137,7 +137,10 @@ class _Folder:
         """Names of the folders in ``part``, in alphabetical order."""
         folder, names = self.root / part, self._folders(part)
         if len(names) < 2:
-            hint = self._deeper(folder, names)
+            hint, inner = "", [folder / name for name in names if self.root == folder]
+            with suppress(OSError):  # many archives unpack into a folder of their own
+                if inner and sum(entry.is_dir() for entry in os.scandir(inner[0])) > 1:
+                    hint = f", or did you mean {inner[0]}, which holds several?"
             raise DataError(
                 f"{folder} holds {len(names)} class folder(s) and needs two or more: "
                 f"put the images of each class in a folder named for it{hint}"
@@ -161,14 +164,6 @@ class _Folder:
             and entry.is_dir()
             and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
         )
-
-    def _deeper(self, folder: Path, names: list[str]) -> str:
-        """A hint for archives that have unpacked into a folder of their own, as many do."""
-        inner = [folder / name for name in names if self.root == folder]
-        with suppress(OSError):
-            if inner and sum(entry.is_dir() for entry in os.scandir(inner[0])) > 1:
-                return f", or did you mean {inner[0]}, which holds several?"
-        return ""
 
     def images(self, part: str, classes: tuple[str, ...]) -> list[ImageFile]:
         """Image files of ``part`` at any depth below their class folder, in order of names."""

@@ -50,16 +50,13 @@ def recompute(network: nn.Module, *, on: bool = True) -> None:
             block.forward = MethodType(forward, block)
         elif not on and function is forward:
             del block.forward
-    if on and not any(map(_is_switched, blocks)):
+    switched = (getattr(vars(one).get("forward"), "__func__", None) for one in blocks)
+    if on and forward not in switched:
         raise JobError(
             "activation_checkpointing=on: each block of the network has a forward pass of its own "
             "in place of its class's, which is never computed again; give "
             "activation_checkpointing=off"
         )
-
-
-def _is_switched(block: nn.Module) -> bool:
-    return getattr(vars(block).get("forward"), "__func__", None) is forward
 
 
 def may_recompute(network: nn.Module) -> bool:

@@ -232,8 +232,10 @@ class Passes:
         slope = slope.to(self.output.dtype)
         with _as_before(self._network, device):
             output = self._run_forward()
-            # The gradient of such weights would be missing in both passes.
-            if not _weights_behind(output).isdisjoint(map(id, self.parameters)):
+            # The gradient of such weights would be missing in both passes. Only nodes that
+            # accumulate a parameter's gradient have a ``variable``.
+            behind = {id(one.variable) for one in graph_nodes(output) if hasattr(one, "variable")}
+            if not behind.isdisjoint(map(id, self.parameters)):
                 raise CannotRecordError("a layer keeps weights in a list or an attribute besides")
             output = output.detach()
             self._slope.copy_(slope)
@@ -261,12 +263,6 @@ def graph_nodes(output: Tensor) -> Iterator[Any]:
         seen.add(node)
         nodes += [following for following, _ in node.next_functions]
         yield node
-
-
-def _weights_behind(output: Tensor) -> set[int]:
-    """The `id` of each parameter that an output was computed from, by its autograd graph."""
-    # Only nodes that accumulate a parameter's gradient have a ``variable``.
-    return {id(node.variable) for node in graph_nodes(output) if hasattr(node, "variable")}
 
 
 @contextmanager
