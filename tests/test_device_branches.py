@@ -22,7 +22,7 @@ ELSEWHERE = {
             "probing.measure.memory:_peak_of_fakes",
             "records.agent_rules:needs_of",
             "workflows.engines.ray_train:_unused_gpus",
-            "workflows.engines.ray_train:submit",
+            "workflows.engines.ray_train:check",
             "workflows.exports.launchers:_accelerator",
             "workflows.exports.launchers:_devices",
             "workflows.exports.launchers:ray",
