@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +116,15 @@ def wait_until(true: Any, what: str = "") -> None:
         time.sleep(0.02)
 
 
-@cache
+_SERVERS: list[LightServer] = []
+
+
 def _services() -> LightServer:
-    server = LightServer(["bare_service"])
-    atexit.register(server.close)
-    return server
+    """What services are forked from; another where the last one is gone."""
+    if not _SERVERS or _SERVERS[-1]._gone:
+        _SERVERS.append(LightServer(["bare_service"]))
+        atexit.register(_SERVERS[-1].close)
+    return _SERVERS[-1]
 
 
 def start_service(*words: str, log: int, **variables: str) -> Process:

@@ -280,6 +280,7 @@ def start_light(line: int, more: Sequence[str]) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", light, str(line), *more],
         stdin=subprocess.DEVNULL,
         env={**child_environment(threads=1), "PYTHONPATH": with_tests(os.environ)},
+        cwd=Path(__file__).parent,  # the folder of the test that asks first may go
         pass_fds=[line],
         start_new_session=True,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -49,15 +50,28 @@ def forking_tasks(log: Path) -> Iterator[dict[str, str]]:
 
 def _serve(listener: socket.socket) -> fork_server._Order | None:
     """Have a fork server of its own for each who asks; returns in these and in what they fork."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent, lines = os.getpid(), {}
-    while True:
-        line, _ = listener.accept()
+
+    def reap(*_: object) -> None:
+        """Close the lines of servers that have ended, so that who asked them learns of it."""
         for other, pid in [*lines.items()]:
-            if _is_gone(other):  # what it has forked, with its ports, goes before the next begins
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                del lines[other]
+                other.close()
+
+    while True:
+        signal.signal(signal.SIGCHLD, reap)
+        line, _ = listener.accept()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        reap()
+        for other, pid in [*lines.items()]:
+            if _is_closed(other):  # what it has forked, with its ports, goes before the next begins
                 os.waitpid(pid, 0)
                 del lines[other]
                 other.close()
+        if _is_closed(line):  # who asked is gone, or has killed what it asked for
+            line.close()
+            continue
         pid = os.fork()
         if pid:
             lines[line] = pid
@@ -70,13 +84,11 @@ def _serve(listener: socket.socket) -> fork_server._Order | None:
             return fork_server._serve(line)
 
 
-def _is_gone(line: socket.socket) -> bool:
-    try:
-        return not line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
+def _is_closed(line: socket.socket) -> bool:
+    """Whether the other end is closed, also where messages from it wait to be read."""
+    ends = select.poll()
+    ends.register(line, select.POLLRDHUP)
+    return bool(ends.poll(0))
 
 
 if __name__ == "__main__":

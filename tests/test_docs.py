@@ -178,6 +178,18 @@ def test_every_figure_of_the_newest_reports_is_in_the_tables():
                 assert re.search(row, papers, re.MULTILINE), (name, figure["name"])
 
 
+def test_goals_in_the_newest_reports_are_those_that_are_declared():
+    table = load(ROOT / "benchmarks" / "harness" / "tables.py")
+    for name in table.ORDER:
+        report, _ = table.newest(name) or (None, None)
+        declared = {one.name: one for one in table.declared(name).figures if one.has_goal}
+        for figure in table.of_its_own(report) if report else ():
+            if (one := declared.get(figure["name"])) and figure["goal"] is not None:
+                near = one.near and one.near[0]
+                goals = (one.at_least, one.at_most, one.above, near)
+                assert any(goal == pytest.approx(figure["goal"], rel=1e-5) for goal in goals), one
+
+
 def test_every_claim_is_about_figures_that_are_declared_and_says_how_to_measure_it():
     table = load(ROOT / "benchmarks" / "harness" / "tables.py")
     for paper in table.PAPERS:

@@ -244,11 +244,7 @@ def test_a_worker_that_is_killed_while_the_server_imports_never_begins(program, 
 
 STARTING = """
 import sys, time
-from batchwright.distributed import fork_server
 from batchwright.distributed.fork_server import imported_once, start
-from forked import start_light
-
-fork_server._start_server = start_light
 
 with imported_once(), open(sys.argv[1], "ab") as log:
     sleep = ["-n1", "-r1", "import time; time.sleep(600)"]
@@ -258,8 +254,7 @@ with imported_once(), open(sys.argv[1], "ab") as log:
 """
 
 
-def test_all_end_with_the_process_that_started_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", forked.with_tests(os.environ))
+def test_all_end_with_the_process_that_started_them(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", STARTING, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
     ) as launcher:
@@ -288,6 +283,12 @@ def test_servers_of_all_who_run_tests_are_forked_from_one_and_end_with_their_lin
             server.close()
             wait_for(lambda pid=stays.pid: not is_there(pid))
             wait_for(lambda pid=told["parent"]: not is_there(pid))
+        server = forked._Rooted(os.environ["FORKED_ROOT"])
+        with forked._forked_from(server):
+            stays, _ = begin(program, "stays", tmp_path)
+            os.kill(parent_of(stays.pid), signal.SIGKILL)
+            wait_for(lambda: stays.poll() == -signal.SIGKILL)
+        server.close()
     finally:
         root.kill()
         root.wait()

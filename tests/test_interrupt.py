@@ -31,7 +31,7 @@ def interrupted(tmp_path, tmp_path_factory, forks):
         (tmp_path / f"{module}.py").write_text(code)
         process = Forked(("run", f"network={module}:network"), **how)
         try:
-            wait_until(lambda: "now\n" in process.said() or process.poll() is not None)
+            wait_until(lambda: "now\n" in process.said()[0] or process.poll() is not None)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(SECONDS)
         finally:

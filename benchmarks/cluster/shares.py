@@ -28,8 +28,9 @@ start, of epoch 4, the third under the load (`steady`), and of epochs 2 to 7 (`c
 and quartiles over twelve starts (--quick: one). `published_over_ours` is the mean over the starts
 of seconds with published shares over seconds with ours, with its 95 % interval. A rule becomes the
 default for a kind of exchange if all four intervals lie on its side of 1; else the default stays.
-All of this was fixed before a run was made. Perfect shares would give 0.67 if one of two workers
-had half its speed; a worker beside a burner keeps rather more than half a core.
+All of this was fixed before a run was made, but for the number of starts, which was eight at first.
+Perfect shares would give 0.67 if one of two workers had half its speed; a worker beside a burner
+keeps rather more than half a core.
 
 --full takes some 30 minutes on two quiet cores. --keep DIR keeps each finished start of a network
 (one to two minutes) and continues from there.
@@ -111,7 +112,7 @@ BENCHMARK = Benchmark(
     "shares",
     "Shares that follow speed: as published, and ours",
     "CIFAR-100 at 16 px, two workers with a core each and a burner process, which never waits, on "
-    "one of the cores; twelve starts; ratios to equal shares: median and quartiles, published over "
+    "one of the cores; ratios to equal shares: median and quartiles, published over "
     "ours: mean and 95 % interval",
     tuple(
         figure

@@ -169,6 +169,8 @@ def on_gpu(name: str, lines: Sequence[Mapping[str, Any]], unit: str) -> str:
         return ""
     pattern = re.escape(ON_GPU[name]).replace(re.escape("{}"), r"\d+")
     found = [line for line in lines if re.fullmatch(pattern, line["what"])]
+    if not found:
+        return ""
     last = max(found, key=lambda line: line["time"])
     values = [abs(line["value"]) for line in found if line["commit"] == last["commit"]]
     value = (fmean if isinstance(last["value"], bool) else median)(values)
@@ -184,7 +186,7 @@ def declared(name: str) -> Benchmark:
 
 def headlines(folder: Path = RESULTS) -> str:
     """Markdown: one table of the main figures."""
-    rows, places, gpu = [], set(), read_lines(RESULTS / "gpu" / "found.jsonl")
+    rows, places, gpu = [], set(), read_lines(folder / "gpu" / "found.jsonl")
     for name, figure, words in HEADLINES:
         report, _ = newest(name, folder) or (None, None)
         found = {one["name"]: one for one in of_its_own(report)} if report else {}

@@ -77,8 +77,8 @@ the range as the spread of a mean and the quartiles as that of a median:
     accuracy_error_points  |predicted - measured| accuracy of all candidates of all cases: predicted
                            by the plan for the candidate's batch and optimizer, measured at the rate
                            of that plan (interpolated as above), mean over the seeds
-    accuracy_coverage      share of the trainings within the predicted 95 % interval, which is for
-                           a single seed; accuracy_half_width_points is half its width
+    accuracy_coverage      share of the candidates' accuracies with each seed, at the plan's rate,
+                           within the predicted 95 % interval, which is for a single seed; accuracy_half_width_points is half its width
     trials_share           time of the trials over the predicted time of the chosen training, of the
                            longer of the two lengths, which the trials are made for
     trials_share_shorter   the same of the shorter length, whose plan uses the same trials; no goal
@@ -143,8 +143,9 @@ BENCHMARK = Benchmark(
                "shortest time of a candidate at most a point less accurate", at_most=1.15),
         Figure("accuracy_error_points", "points", "median", "error of the predicted accuracy of a "
                "candidate, median", at_most=2.0),
-        Figure("accuracy_coverage", "share", "mean", "share of the trainings whose accuracy lies "
-               "in the predicted 95 % interval", at_least=0.9),
+        Figure("accuracy_coverage", "share", "share", "share of the candidates' accuracies with "
+               "each seed, at the plan's rate, that lie in the predicted 95 % interval",
+               at_least=0.9),
         Figure("accuracy_half_width_points", "points", "median",
                "half width of the predicted interval of accuracy, median"),
         Figure("trials_share", "share", "mean", "time of the trials over the predicted time of the "
