@@ -287,7 +287,7 @@ def test_intervals_reach_what_a_worker_takes_with_the_least_share_of_its_cores_a
         assert wide.high >= max(narrow.high, wide.value / least)
         assert wide.low <= min(narrow.low, wide.value * least)
         assert plan.stages[0].local_batch_sizes == quiet.stages[0].local_batch_sizes
-        assert f"had {100 * least:.0f} % of its cores" in plan.reasons[0].why
+        assert f"any share of the cores from {100 * least:.0f} % to all" in plan.reasons[0].why
         assert "more than the intervals say" not in plan.reasons[0].why
 
 

@@ -66,8 +66,7 @@ SCALES: Mapping[str, str] = {
     "cyclic": "CIFAR-100 (14 epochs) and Imagenette (21 epochs), `resnet8`, one worker",
     "data_path": "Imagenette, `resnet8`, one worker",
     "uneven": "CIFAR-100, `resnet8`, batch 128, two workers with a core each",
-    "shares": "3,840 images of CIFAR-100 at 16 px, batch 128, two workers with a core each, "
-    "starts",
+    "shares": "3,840 images of CIFAR-100 at 16 px, batch 128, two workers with a core each",
     "shared_cores": "7,680 images of CIFAR-100 at 16 px, `resnet8`, batch 256, four workers on two "
     "cores, three of them on one",
     "warmup": "20,000 images of CIFAR-100 at 16 px, `resnet8`, 18 epochs",

@@ -59,8 +59,8 @@ def _widened(profile: Profile) -> str:
     if share == 1:
         return ", and more than the intervals say"
     return (
-        f". At the busiest a worker had {percent(share, 0)} of its cores, and later it may have "
-        "anything from that to all of them; the intervals are that wide"
+        f". The intervals of times allow for any share of the cores from {percent(share, 0)} to "
+        "all of them"
     )
 
 

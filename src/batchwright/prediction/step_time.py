@@ -230,7 +230,7 @@ class StepTimeModel:
         # how much others take at other times.
         least = self._if_cores_move(*step)
         if self._others:
-            least = hypot(least, Z_975 * self._others)
+            least = hypot(least or Z_975 * self.comparison_error(*step), Z_975 * self._others)
         down, up = (min(WIDEST, max(least, one)) for one in self._by_visits(*step))
         return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
 
