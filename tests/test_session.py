@@ -602,10 +602,18 @@ def test_a_loss_that_has_nothing_to_do_with_the_model_is_refused(requires_grad):
         run_loop(one, lambda features, labels: one.step(loss * 2))
 
 
-def test_a_gpu_that_has_failed_ends_a_session_with_one_line():
-    told = r"^the GPU of \S+/cpu:0 has failed: device-side assert triggered; .*_BLOCKING=1 shows"
-    with pytest.raises(TrainingError, match=told), make_session():
-        raise RuntimeError("CUDA error: device-side assert triggered\nSearch for ...")
+def test_a_gpu_that_has_failed_ends_a_session_with_one_line(tmp_path):
+    """It names a label only where one may be the cause, and a checkpoint only where one may be."""
+
+    def told(failure, **options):
+        said = rf"^the GPU of \S+/cpu:0 has failed: {failure}; .*_BLOCKING=1 shows the line"
+        with pytest.raises(TrainingError, match=said) as caught, make_session(**options):
+            raise RuntimeError(f"CUDA error: {failure}\nSearch for ...")
+        return ["label" in str(caught.value), "resume" in str(caught.value)]
+
+    assert told("device-side assert triggered", run_folder=tmp_path / "run") == [True, True]
+    assert told("an illegal memory access was encountered") == [True, False]
+    assert told("uncorrectable ECC error") == [False, False]
 
 
 def test_other_workers_are_told_why_a_session_leaves_them(monkeypatch):
