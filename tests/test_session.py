@@ -618,6 +618,7 @@ def test_a_gpu_that_has_failed_ends_a_session_with_one_line(tmp_path):
 
 def test_other_workers_are_told_why_a_session_leaves_them(monkeypatch):
     told, failed = [], ValueError("no such thing")
+    monkeypatch.setattr(session.Group, "give_up", lambda group, error: told.append((error, "first")))
     monkeypatch.setattr(session.Group, "close", lambda group, error=None: told.append(error))
     with pytest.raises(ValueError, match="no such thing"), make_session():
         raise failed
@@ -625,7 +626,7 @@ def test_other_workers_are_told_why_a_session_leaves_them(monkeypatch):
         raise Interrupted(15, "stopped by signal 15")
     with make_session():
         pass
-    assert told == [failed, None, None]
+    assert told == [(failed, "first"), failed, None, None]
 
 
 @pytest.fixture

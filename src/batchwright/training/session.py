@@ -526,7 +526,7 @@ class Session:
     def _close(self, error: BaseException | None) -> None:
         # First, or whatever waits for the device may wait for a worker that is gone.
         if error is not None:
-            self._group.give_up()
+            self._group.give_up(error)
         if self._reporter is not None:  # the session could not even begin
             self._reporter.end("failed", None)
         if hasattr(self, "_run"):
