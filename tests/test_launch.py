@@ -176,7 +176,7 @@ def test_an_error_of_its_own_ends_them_at_once_and_not_the_one_that_lost_it_is_n
 
 
 def test_a_kill_that_is_seen_after_the_loss_that_it_causes_is_told(work):
-    with pytest.raises(WorkerError, match="^worker 1 was killed by SIGKILL"):
+    with pytest.raises(WorkerError, match=r"^worker 1 was killed by SIGKILL"):
         work("loss first")
 
 

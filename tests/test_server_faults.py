@@ -174,9 +174,7 @@ def test_a_worker_that_ends_while_the_server_does_is_not_started_again(code, tmp
     monkeypatch.setenv("RANK", "1")
     leave_report("lost contact with the parameter server", 1, secondary=True)
     told, started, said = [], [], [[], [{"ends": "cannot write metrics.jsonl"}], []]
-    server = SimpleNamespace(
-        wait=lambda seconds: None, events=lambda: said.pop(0), returncode=None
-    )
+    server = SimpleNamespace(wait=lambda seconds: None, events=lambda: said.pop(0), returncode=None)
     workers = SimpleNamespace(runs=lambda rank: False)
     watch = launch_with_server.WithServer(
         workers, tmp_path, server, workers=2, restarts=3, tell=told.append

@@ -618,7 +618,9 @@ def test_a_gpu_that_has_failed_ends_a_session_with_one_line(tmp_path):
 
 def test_other_workers_are_told_why_a_session_leaves_them(monkeypatch):
     told, failed = [], ValueError("no such thing")
-    monkeypatch.setattr(session.Group, "give_up", lambda group, error: told.append((error, "first")))
+    monkeypatch.setattr(
+        session.Group, "give_up", lambda group, error: told.append((error, "first"))
+    )
     monkeypatch.setattr(session.Group, "close", lambda group, error=None: told.append(error))
     with pytest.raises(ValueError, match="no such thing"), make_session():
         raise failed
