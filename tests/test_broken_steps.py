@@ -78,6 +78,21 @@ def test_an_update_that_is_half_done_is_not_repeated(fused):
         trained(network, optimizer)
 
 
+def test_weights_that_are_half_updated_are_kept_nowhere(tmp_path):
+    network, checkpoints = nn.Linear(FEATURES, 3), tmp_path / "run" / "checkpoints"
+    optimizer = RunsOutLater(network.parameters(), lr=0.1, momentum=0.9)
+    with make_session(network, optimizer, run_folder=tmp_path / "run") as one:
+        next(one.epochs())
+        for step, (features, labels) in enumerate(one.batches()):
+            optimizer.fails = step == 2
+            try:
+                one.step(functional.cross_entropy(network(features), labels))
+            except BrokenStepError:
+                break
+    assert step == 2
+    assert not list(checkpoints.iterdir())
+
+
 def out_of_memory_once(reducer, monkeypatch):
     finish, fails = reducer.finish, [True]
 

@@ -897,8 +897,8 @@ def sums_until_one_is_killed(rank):
             assert float(group.sum(torch.ones(1, device=group.device))) == 2
             if rank == 1 and step == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-    except LostWorkerError:
-        group.give_up()
+    except LostWorkerError as error:
+        group.give_up(error)
         raise
     finally:
         group.close()

@@ -46,6 +46,15 @@ def work():
         while not Path(os.environ["BATCHWRIGHT_ERRORS"], "rank1.json").exists():
             time.sleep(0.01)
         raise LostWorkerError("lost contact with another worker")
+    if what == "loss first":
+        ready = Path(folder, "ready")
+        if rank == 0:
+            while not ready.exists():
+                time.sleep(0.01)
+            raise LostWorkerError("lost contact with another worker")
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        ready.touch()
+        time.sleep(100)
     if rank == 0:
         time.sleep(100)
     while int(os.environ["WORLD_SIZE"]) > 1 and not Path(folder, "pid0").exists():
@@ -164,6 +173,11 @@ def test_an_error_of_its_own_ends_them_at_once_and_not_the_one_that_lost_it_is_n
     with pytest.raises(WorkerError, match=r"^worker 1: ValueError: no such thing$"):
         work("lost", restarts=3)
     assert (tmp_path / "starts1").read_text() == "x"
+
+
+def test_a_kill_that_is_seen_after_the_loss_that_it_causes_is_told(work):
+    with pytest.raises(WorkerError, match=r"^worker 1 was killed by SIGKILL"):
+        work("loss first")
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(work):

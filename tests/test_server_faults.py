@@ -153,7 +153,10 @@ def test_an_error_of_a_workers_own_ends_the_run(tmp_path):
 def test_a_server_that_is_started_again_is_told_who_is_gone(tmp_path, monkeypatch):
     told = []
     server = SimpleNamespace(
-        start=lambda resume: told.append("started"), give_up=lambda rank: told.append(rank)
+        start=lambda resume: told.append("started"),
+        give_up=lambda rank: told.append(rank),
+        events=list,
+        returncode=None,
     )
     workers = SimpleNamespace(kill=lambda: None, forget=lambda rank: None)
     watch = launch_with_server.WithServer(workers, tmp_path, server, workers=3)
@@ -164,26 +167,27 @@ def test_a_server_that_is_started_again_is_told_who_is_gone(tmp_path, monkeypatc
     assert told == [1, "started", 1]
 
 
-def test_a_worker_that_misses_a_server_that_is_ending_is_not_started_again(tmp_path, monkeypatch):
-    """It may still write its last checkpoint, for as long as the disk takes."""
+@pytest.mark.parametrize("code", [1, -signal.SIGKILL])
+def test_a_worker_that_ends_while_the_server_does_is_not_started_again(code, tmp_path, monkeypatch):
+    """The server may still write its last checkpoint, for as long as the disk takes."""
     monkeypatch.setenv(ERRORS_FOLDER, str(tmp_path))
     monkeypatch.setenv("RANK", "1")
     leave_report("lost contact with the parameter server", 1, secondary=True)
     told, started, said = [], [], [[], [{"ends": "cannot write metrics.jsonl"}], []]
-    server = SimpleNamespace(wait=lambda seconds: None, events=lambda: said.pop(0))
+    server = SimpleNamespace(wait=lambda seconds: None, events=lambda: said.pop(0), returncode=None)
     workers = SimpleNamespace(runs=lambda rank: False)
     watch = launch_with_server.WithServer(
         workers, tmp_path, server, workers=2, restarts=3, tell=told.append
     )
     monkeypatch.setattr(watch, "_start_worker", started.append)
     watch._hear()
-    watch._after_worker(1, 1)
-    watch._after_worker(1, 1)  # as it is seen again and again, until the server has ended
+    watch._after_worker(1, code)
+    watch._after_worker(1, code)  # as it is seen again and again, until the server has ended
     assert not told
     assert not started
     server.events = list
     watch._ends = False
-    watch._after_worker(1, 1)
+    watch._after_worker(1, code)
     assert started == [1]
 
 

@@ -40,7 +40,7 @@ from batchwright.records.documents import read_record
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.training import all_reduce_run, session
 from batchwright.training.batches.feeding import SeededItems
-from batchwright.training.batches.randomness import seed_item
+from batchwright.training.batches.randomness import put_aside, seed_item
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
@@ -602,14 +602,25 @@ def test_a_loss_that_has_nothing_to_do_with_the_model_is_refused(requires_grad):
         run_loop(one, lambda features, labels: one.step(loss * 2))
 
 
-def test_a_gpu_that_has_failed_ends_a_session_with_one_line():
-    told = r"^the GPU of \S+/cpu:0 has failed: device-side assert triggered; .*_BLOCKING=1 shows"
-    with pytest.raises(TrainingError, match=told), make_session():
-        raise RuntimeError("CUDA error: device-side assert triggered\nSearch for ...")
+def test_a_gpu_that_has_failed_ends_a_session_with_one_line(tmp_path):
+    """It names a label only where one may be the cause, and a checkpoint only where one may be."""
+
+    def told(failure, **options):
+        said = rf"^the GPU of \S+/cpu:0 has failed: {failure}; .*_BLOCKING=1 shows the line"
+        with pytest.raises(TrainingError, match=said) as caught, make_session(**options):
+            raise RuntimeError(f"CUDA error: {failure}\nSearch for ...")
+        return ["label" in str(caught.value), "resume" in str(caught.value)]
+
+    assert told("device-side assert triggered", run_folder=tmp_path / "run") == [True, True]
+    assert told("an illegal memory access was encountered") == [True, False]
+    assert told("uncorrectable ECC error") == [False, False]
 
 
 def test_other_workers_are_told_why_a_session_leaves_them(monkeypatch):
     told, failed = [], ValueError("no such thing")
+    monkeypatch.setattr(
+        session.Group, "give_up", lambda group, error: told.append((error, "first"))
+    )
     monkeypatch.setattr(session.Group, "close", lambda group, error=None: told.append(error))
     with pytest.raises(ValueError, match="no such thing"), make_session():
         raise failed
@@ -617,7 +628,7 @@ def test_other_workers_are_told_why_a_session_leaves_them(monkeypatch):
         raise Interrupted(15, "stopped by signal 15")
     with make_session():
         pass
-    assert told == [failed, None, None]
+    assert told == [(failed, "first"), failed, None, None]
 
 
 @pytest.fixture
@@ -1257,7 +1268,10 @@ def test_a_loop_that_stops_early_keeps_its_last_epoch(tmp_path):
 
 @pytest.mark.parametrize("averaged", [None, 0.5])
 def test_a_loop_that_is_left_in_the_middle_of_an_epoch_keeps_its_steps(tmp_path, averaged):
-    """With a batch open, or between two epochs, too, as the checkpoint of the last was not due."""
+    """With a batch open, too, whose forward pass is no part of them.
+
+    Or between two epochs, as the checkpoint of the last was not due.
+    """
     plan = make_tiny_plan(epochs=3).model_copy(update={"average_epochs": averaged})
     folder = tmp_path / "run"
 
@@ -1268,6 +1282,8 @@ def test_a_loop_that_is_left_in_the_middle_of_an_epoch_keeps_its_steps(tmp_path,
             for _ in one.epochs():
                 for features, labels in one.batches() if leave != (state.epoch, 0) else ():
                     if leave == (state.epoch, state.step):
+                        with put_aside():
+                            one.model(features * float("nan"))
                         break
                     one.step(functional.cross_entropy(one.model(features), labels))
                 if leave == (state.epoch, state.step):

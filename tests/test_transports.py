@@ -9,6 +9,7 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident as thread
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -315,8 +316,8 @@ def joined():
     group = Group(CPU, timeout=SECONDS)
     try:
         yield group
-    except LostWorkerError:
-        group.give_up()
+    except LostWorkerError as error:
+        group.give_up(error)
         raise
     finally:
         group.close()
@@ -454,6 +455,16 @@ def test_a_worker_that_fails_leaves_without_waiting_for_what_is_queued():
     told = together(fails_alone, 2)
     assert told[1] == "ValueError: of my own"
     assert told[0].startswith("LostWorkerError"), told[0]
+
+
+def test_a_worker_that_gives_up_notes_why_before_it_aborts(monkeypatch):
+    happened, error = [], ValueError("of my own")
+    monkeypatch.setattr(group, "report_failure", happened.append)
+    one = Group(CPU)
+    one.size, one._roll_call = 2, SimpleNamespace(close=happened.append)
+    one._transport = SimpleNamespace(give_up=lambda: happened.append("aborts"))
+    one.give_up(error)
+    assert happened == [error, "ValueError: of my own", "aborts"]
 
 
 def leaves_as_all_do(rank):

@@ -260,8 +260,15 @@ class Group:
         if self.size > 1:
             self.sum(torch.zeros(1, device=self.device))
 
-    def give_up(self) -> None:
-        """Abort exchanges that may never end; to be called first after an error."""
+    def give_up(self, error: BaseException) -> None:
+        """Note an error, and abort exchanges that may never end; to be called first after it.
+
+        The abort may take seconds, in which others may miss this worker.
+
+        Args:
+            error: As for `close`.
+        """
+        self._note(error)
         if self.size > 1:
             self._transport.give_up()
 
@@ -272,6 +279,13 @@ class Group:
             error: What ends this worker. It is noted first, wherever others look for it: by the
                 time that they miss this worker, they can know why.
         """
+        self._note(error)
+        if self._owned and dist.is_initialized():
+            self._transport.leave()
+            self._owned = False
+
+    def _note(self, error: BaseException | None) -> None:
+        """Note what ends this worker, wherever others look for it, and beat no longer."""
         if isinstance(error, Exception):  # another ends the process as it likes
             report_failure(error)
             # After a loss worker 0, which holds the store, may be the one that is gone.
@@ -280,9 +294,6 @@ class Group:
         if self._roll_call is not None:
             self._roll_call.close("" if error is None else one_line(error)[:_LONGEST_WHY])
             self._roll_call = None
-        if self._owned and dist.is_initialized():
-            self._transport.leave()
-            self._owned = False
 
 
 def _refuse_one_gpu(gpus: Sequence[tuple[str, str]]) -> None:

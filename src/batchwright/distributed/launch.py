@@ -118,6 +118,8 @@ class AllTogether(Supervisor):
         if self.noted:
             return False
         own_error = any(not report["secondary"] for report in reports_in(self._folder))
+        if not (own_error or self.killed):  # a loss may be seen before the kill behind it
+            codes |= self._children.failures()
         what = _what_happened(codes, self._folder)
         if own_error or not self._again(f"{what}; all were started again"):
             raise_failure(self._folder, codes)

@@ -190,10 +190,10 @@ class WithServer(Supervisor):
                 raise WorkerError(f"worker {rank} ended: {last}; logs are in {self._folder}")
             if not reports[0]["secondary"]:
                 self._end(rank, code)
-            ended = self._server.wait(_SECOND_LOOK) is not None
-            self._hear()
-            if ended or self._ends:
-                return  # the worker's loss is that of the server, which may write for long yet
+            self._server.wait(_SECOND_LOOK)
+        self._hear()
+        if self._ends or self._server.returncode is not None:
+            return  # the end of the server decides, which may write for long yet
         what = self._what_happened(rank, code)
         if self._again(f"{what}; it was started again"):
             forget_report(self._folder, rank)

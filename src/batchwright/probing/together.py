@@ -236,6 +236,6 @@ class _Part:
 
     def close(self, error: BaseException | None = None) -> None:
         if error is not None:
-            self._group.give_up()
+            self._group.give_up(error)
         self.executor.close()
         self._group.close(error)

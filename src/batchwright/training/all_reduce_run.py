@@ -202,7 +202,7 @@ class AllReduceRun:
         """Write the summary once all checkpoints are written; nobody leaves before it is there.
 
         A loop that is left behind the last step of an epoch, as early stopping does, has ended it.
-        Of one that is left before, the steps are kept.
+        Of one that is left before, the whole steps are kept.
         """
         steps = self._sharing.steps
         if self._batches is not None and steps is not None and self.state.step == len(steps):
@@ -374,7 +374,14 @@ class AllReduceRun:
         self._clock.restart()
 
     def _keep_steps(self) -> None:
-        """Write ``last`` with the steps so far, all workers together, once the average has them."""
+        """Write ``last`` with the steps so far, all workers together, once the average has them.
+
+        Nothing of a step that is not over is in it. Where a step has ended with an error, weights
+        may be half updated, and the checkpoint before stays.
+        """
+        if any(self._group.gather(self.stepper.broken)):
+            return
+        self.stepper.take_back_open()
         self._take_into_average()
         self._merge_buffers()
         self._checkpoint("last")

@@ -13,6 +13,7 @@ Start it with ``torchrun --nproc-per-node N script.py``, or as a plain script fo
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import warnings
@@ -454,11 +455,7 @@ class Session:
             if error is None:
                 self._run.finish()
             elif failure := gpu_failure(error):
-                raise TrainingError(
-                    f"the GPU of {self._group.places[self.rank]} has failed: {failure}; often a "
-                    "label is no class, or an index is out of range: CUDA_LAUNCH_BLOCKING=1 shows "
-                    "the line; then resume from the last checkpoint"
-                ) from error
+                raise TrainingError(self._of_gpu(failure)) from error
             elif (lost := loss_behind(error)) is not None:
                 raise lost from error
             elif is_out_of_memory(error):
@@ -516,10 +513,20 @@ class Session:
         for line in reporter.lines():
             _say(line)
 
+    def _of_gpu(self, failure: str) -> str:
+        """Message of a GPU that has failed, with what often is the cause, and how to go on."""
+        of_index = re.search("assert|illegal memory access", failure)
+        often = "often a label is no class, or an index is out of range: " if of_index else ""
+        then = "; then resume from the last checkpoint" if self._folder is not None else ""
+        return (
+            f"the GPU of {self._group.places[self.rank]} has failed: {failure}; {often}"
+            f"CUDA_LAUNCH_BLOCKING=1 shows the line{then}"
+        )
+
     def _close(self, error: BaseException | None) -> None:
         # First, or whatever waits for the device may wait for a worker that is gone.
         if error is not None:
-            self._group.give_up()
+            self._group.give_up(error)
         if self._reporter is not None:  # the session could not even begin
             self._reporter.end("failed", None)
         if hasattr(self, "_run"):

@@ -306,7 +306,10 @@ def _orders() -> Iterator[dict[str, Any]]:
 
 
 def _tell_parent(event: dict[str, Any]) -> None:
-    print(json.dumps(event), flush=True)  # noqa: T201 - the parent reads this
+    """Print an event for the parent, which may be gone; several threads may do so at once."""
+    with suppress(OSError):
+        sys.stdout.write(json.dumps(event) + "\n")  # in one piece, unlike `print`
+        sys.stdout.flush()
 
 
 def _main() -> None:

@@ -114,6 +114,7 @@ class Stepper:
         updated: Whether that step changed the weights, until whoever follows them clears it.
         repeat: Whether the last step must be taken again, because memory ran out or compiling
             failed on some worker.
+        broken: Whether the last step has ended with an error, which may leave weights half updated.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Stepper:
         self._unusual = False  # whether the last step was not as a device expects it
         self._warned_of_weights = False
         self.tally = Tally(0.0, 0.0)
-        self.updated = self.repeat = False
+        self.updated = self.repeat = self.broken = False
 
     # ------------------------------------------------------------------- around the user's loop
 
@@ -188,6 +189,10 @@ class Stepper:
                 "session.batches() was asked for the next batch before session.step() "
                 "was called for this one: call step(loss) once for each batch"
             )
+
+    def take_back_open(self) -> None:
+        """Put statistics back as they were before a step that the loop has begun and not ended."""
+        self._statistics.end(updated=False)
 
     def leave_autocast(self) -> None:
         """Switch autocast off, if `open` has switched it on."""
@@ -288,6 +293,7 @@ class Stepper:
         Returns:
             Whether the weights were updated.
         """
+        self.broken = True  # until it has ended well
         meter, updater = self._state.meter, self._updater
         self._add_unfrozen()
         self._clock.lap(meter, "compute")
@@ -319,10 +325,11 @@ class Stepper:
         self.repeat = tally.missing > 0
         if self.repeat:
             self._take_back(tally)
-            return False
-        self.updated = self._update(step, tally, adaptation.factors)
-        self._count(step, tally, adaptation)
-        return self.updated
+        else:
+            self.updated = self._update(step, tally, adaptation.factors)
+            self._count(step, tally, adaptation)
+        self.broken = False
+        return self.updated and not self.repeat
 
     def _take_back(self, tally: Tally) -> None:
         """Leave everything as it was before the step, which will be taken again."""
