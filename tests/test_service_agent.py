@@ -306,7 +306,7 @@ def disk_with(free):
 def test_of_a_long_error_the_end_is_told_which_says_what_to_try(
     service, queued, hold, tmp_path, middle, then
 ):
-    hold.write_text(f"fail probe: {'x' * 1500}{middle}{'y' * 1500}: give epochs=3")
+    hold.write_text(f"fail probe: {'x' * 2100}{middle}{'y' * 2100}: give epochs=3")
     assert Here(service, tmp_path / "agent").work()
     found = state(service, queued)
     assert found.state == then

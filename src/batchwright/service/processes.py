@@ -179,8 +179,8 @@ class _Worker:
             result: TaskResult = self._connection.recv()
         except (EOFError, OSError):
             # A library that gets no more memory ends its process by a signal of its own.
-            line = _ENDED.get(self._process.wait())
-            return ("unavailable", line, False) if line else ("too large", _TOO_COSTLY, False)
+            why = _ENDED.get(self._process.wait())
+            return ("unavailable", why, False) if why else ("too large", _TOO_COSTLY, False)
         return result
 
     def end(self) -> None:
