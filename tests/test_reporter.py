@@ -523,9 +523,9 @@ def test_a_reporter_follows_a_run_through_bad_times(service, folder, monkeypatch
 def test_an_error_that_names_a_file_in_another_encoding_is_told(service, folder, told):
     sender = a_sender(folder, service, told)
     sender.introduce()
-    sender.end("failed", "cannot read caf\udce9.jpg: is it an image?")
+    sender.end("failed", "cannot read caf\udce9.jpg:\nis it an image?")
     info = service.store.runs.get(sender.report.run)
-    assert (info.state, info.error) == ("failed", "cannot read caf .jpg: is it an image?")
+    assert (info.state, info.error) == ("failed", r"cannot read caf\udce9.jpg: is it an image?")
 
 
 def test_a_reporter_that_gets_no_further_notes_the_end_and_leaves(service, folder, monkeypatch):

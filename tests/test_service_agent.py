@@ -188,7 +188,8 @@ def test_a_plan_waits_for_approval_and_another_agent_may_follow_it(service, hold
     assert (state(service, job).state, state(service, job).attempts) == ("done", 2)
 
 
-def test_what_the_rules_do_not_name_is_not_run(service, hold, tmp_path):
+def test_what_the_rules_do_not_name_is_not_run(service, hold, tmp_path, monkeypatch):
+    monkeypatch.setattr(job_work.shutil, "disk_usage", lambda _: disk_with(0))  # no reason either
     wide = ["data=*", "network=*", "weights=*"]
     job = JOB.model_copy(update={"network": "os:system"})
     job = submit(remote(service, "submit"), job, name="evil", auto=True)
@@ -261,19 +262,55 @@ def test_a_disk_that_fills_up_in_a_verb_fails_no_job(service, queued, hold, tmp_
     assert (state(service, queued).state, state(service, queued).agent) == ("done", "two")
 
 
-@pytest.mark.parametrize(("free", "then"), [(0, "queued"), (2**30, "failed")])
+@pytest.mark.parametrize("told", [False, True])
+def test_a_disk_that_fills_up_after_the_training_repeats_none(
+    service, queued, hold, tmp_path, monkeypatch, told
+):
+    """The run may have told its service by then that it failed."""
+    usual = job_work.read_report
+
+    def reported(run):
+        report = usual(run)
+        return report.to(state="failed", error=CANNOT, told=True) if told and report else report
+
+    monkeypatch.setattr(job_work, "read_report", reported)
+    hold.write_text(f"fail report: {CANNOT}")
+    here = Here(service, tmp_path / "agent")
+    assert here.work()
+    found = state(service, queued)
+    assert (found.state, service.store.runs.get(found.run).state) == ("done", "finished")
+    assert f"train failed after the end of the training: {CANNOT}" in here.told
+
+
+@pytest.mark.parametrize(("free", "then"), [(0, "queued"), (2**30, "failed"), (None, "failed")])
 def test_a_verb_that_could_not_say_that_the_disk_is_full_fails_no_job(
     service, queued, hold, tmp_path, monkeypatch, free, then
 ):
     """Its log is on the same disk."""
-    disk = SimpleNamespace(free=free, total=2**40)
-    monkeypatch.setattr(job_work.shutil, "disk_usage", lambda _: disk)
+    monkeypatch.setattr(job_work.shutil, "disk_usage", lambda _: disk_with(free))
     hold.write_text("fail probe: half a li")
     assert Here(service, tmp_path / "agent").work()
     found = state(service, queued)
     assert found.state == then
     said = "agent one does not carry it out: its disk is full: half a li"
-    assert (found.waiting, found.error) == ((None, "half a li") if free else (said, None))
+    assert (found.waiting, found.error) == ((said, None) if free == 0 else (None, "half a li"))
+
+
+def disk_with(free):
+    if free is None:
+        raise FileNotFoundError
+    return SimpleNamespace(free=free, total=2**40)
+
+
+@pytest.mark.parametrize(("middle", "then"), [("", "failed"), (CANNOT, "queued")])
+def test_of_a_long_error_the_end_is_told_which_says_what_to_try(
+    service, queued, hold, tmp_path, middle, then
+):
+    hold.write_text(f"fail probe: {'x' * 2100}{middle}{'y' * 2100}: give epochs=3")
+    assert Here(service, tmp_path / "agent").work()
+    found = state(service, queued)
+    assert found.state == then
+    assert re.search("x ... y+: give epochs=3$", found.error or found.waiting)
 
 
 def test_an_end_is_reported_though_the_disk_is_full_by_then(

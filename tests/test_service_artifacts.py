@@ -34,7 +34,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.records.service import AgentIntroduction, JobArtifacts, JobProgress, Lease
 from batchwright.service.api import artifacts as api
 from batchwright.service.pages.assets import assets
-from batchwright.service.problems import Conflict, Refused
+from batchwright.service.problems import Conflict, Overtaken, Refused
 from batchwright.service.store.artifact_place import ArtifactPlace
 from clients import a_server, wait_until
 from samples import make_job
@@ -444,6 +444,8 @@ def test_what_a_killed_service_left_on_its_way_is_removed(kept):
     kept.store.tidy()
     kept.app.state.remover.soon()
     assert objects_in(kept) == []
+    with pytest.raises(Overtaken, match=r"or it took too long: send last\.pt again$"):
+        artifacts.finish(coming)
 
 
 @pytest.mark.parametrize("name", ["last.pt", "best.pt"])

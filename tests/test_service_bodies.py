@@ -381,16 +381,16 @@ def test_a_process_that_has_become_large_is_replaced(workers):
 
 
 @pytest.mark.parametrize(
-    ("number", "problem"),
+    ("number", "problem", "line"),
     [
-        (signal.SIGKILL, Unavailable),
-        (signal.SIGALRM, Unavailable),
-        (signal.SIGABRT, TooLarge),
+        (signal.SIGKILL, Unavailable, "being short of memory maybe: come again"),
+        (signal.SIGALRM, Unavailable, "the service stood still meanwhile: come again"),
+        (signal.SIGABRT, TooLarge, "more memory than a request may"),
     ],
 )
-def test_a_process_that_is_killed_costs_one_request(workers, number, problem):
+def test_a_process_that_is_killed_costs_one_request(workers, number, problem, line):
     pid = workers.call(SECONDS, os.getpid)
-    with pytest.raises(problem):
+    with pytest.raises(problem, match=line):
         workers.call(SECONDS, os.kill, pid, number)
     assert workers.call(SECONDS, abs, -1) == 1
     os.kill(workers.call(SECONDS, os.getpid), signal.SIGKILL)  # while it has nothing to do

@@ -64,7 +64,7 @@ def test_a_run_is_silent_when_nothing_was_heard_of_it_for_a_while(service):
     service.clock.go(service.settings.silent_seconds + 1)
     service.report(run, step(0))
     assert service.store.runs.get(run).state == "running"
-    service.clock.go(-3600)  # the clock is set back: whoever goes on reports within a minute
+    service.clock.go(service.settings.silent_seconds + 1)
     assert service.store.runs.get(run).state == "silent"
     assert [one.id for one in service.store.runs.list(state="silent")] == [run]
     service.store.runs.alive(run)
@@ -72,6 +72,25 @@ def test_a_run_is_silent_when_nothing_was_heard_of_it_for_a_while(service):
     service.store.runs.end(run, RunEnd(outcome="finished"))
     service.clock.go(1e6)
     assert service.store.runs.get(run).state == "finished"
+
+
+def test_no_run_is_silent_for_a_while_after_a_start_of_the_service(service):
+    gone = service.a_run()
+    service.clock.go(600)  # the service is away
+    store = Store(service.store.database.engine, service.settings, service.clock)
+    service.clock.go(service.settings.silent_seconds)
+    assert store.runs.get(gone).state == "running"
+    service.clock.go(1)
+    assert store.runs.get(gone).state == "silent"
+
+
+def test_a_list_of_silent_runs_shows_each_as_silent(service, monkeypatch):
+    """Though a break is seen while it is made."""
+    service.a_run()
+    service.clock.go(service.settings.silent_seconds + 1)
+    heard = iter((1000.0, 0.0))
+    monkeypatch.setattr(service.store.listening, "seconds", lambda: next(heard))
+    assert [one.state for one in service.store.runs.list(state="silent")] == ["silent"]
 
 
 @pytest.mark.parametrize("jump", [600.0, -600.0])

@@ -323,7 +323,7 @@ def test_an_upload_that_another_one_overtook_is_told_of_and_sent_again(
     files.settle()
     assert checkpoint_at(kept, waiting) == "weights"
     assert len(told) == 1
-    assert "another upload of this job has begun since" in told[0]
+    assert "this upload was given up, as another one of this job has begun or it took" in told[0]
 
 
 def test_a_folder_without_a_checkpoint_lacks_none_at_the_service(kept, waiting, tmp_path):

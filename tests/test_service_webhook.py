@@ -116,9 +116,11 @@ def test_a_clock_that_is_set_forward_makes_no_run_silent(service):
     assert [one.subject for one in hook.turn()] == [gone]
 
 
-def test_a_service_that_stood_still_makes_no_run_silent(service):
+@pytest.mark.parametrize("lease_seconds", [30.0, 600.0])
+def test_a_service_that_stood_still_makes_no_run_silent(service, lease_seconds):
     """As a process that is stopped, or on a laptop that sleeps: nobody could reach it."""
-    hook, goes_on, gone = Hook(service), service.a_run(), service.a_run()
+    hook = Hook(service, lease_seconds=lease_seconds)
+    goes_on, gone = service.a_run(), service.a_run()
 
     def go(seconds):
         """As the service does all the time."""
@@ -129,7 +131,7 @@ def test_a_service_that_stood_still_makes_no_run_silent(service):
 
     service.store.tick()
     go(30)
-    service.clock.go(600)
+    service.clock.go(90)
     assert hook.turn() == []
     go(round(service.settings.silent_seconds) + 1)  # the first of them ends the standstill
     assert hook.turn() == []

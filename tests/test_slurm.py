@@ -144,6 +144,9 @@ def test_without_sbatch_the_line_says_where_to_run_it(programs, tmp_path):
     line = "there is no sbatch on this machine's PATH: run it on a"
     with pytest.raises(JobError, match=line) as refused:
         bw.run(launch="slurm", run_folder=tmp_path / "run")
+    plan = make_summary().plan.model_copy(update={"job": make_job(launch="slurm")})
+    with pytest.raises(JobError, match=line):
+        bw.train(plan, run_folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     (named,) = re.findall(r"--as (\w+)", str(refused.value))
     assert named in EXPORTS

@@ -550,15 +550,21 @@ def test_a_stopped_sweep_says_the_whole_command_that_goes_on(job, grid, words):
     assert sorted(found.removesuffix("`").split()) == sorted(words)
 
 
-def test_a_cell_that_ends_by_its_deadline_says_the_sweeps_command(place, monkeypatch):
-    def late(self, todo, stops):
+@pytest.fixture
+def late(monkeypatch):
+    """Cells that a deadline of 50 s ends at once."""
+
+    def run(self, todo, stops):
         for cell, plan in todo:
             own = resuming_command(run_folder_of(self._folder, cell), plan.job)
             with pytest.raises(DeadlineReached) as end, telling_how_to_resume(own, deadline=50.0):
                 raise DeadlineReached("goal.deadline=50 s was reached at epoch 1")
             self._watcher.ended(cell.name, "failed", str(end.value))
 
-    monkeypatch.setattr(Runner, "run", late)
+    monkeypatch.setattr(Runner, "run", run)
+
+
+def test_a_cell_that_ends_by_its_deadline_says_the_sweeps_command(place, late):
     goal = {"deadline": 50}
     found = bw.sweep(Job(**SHORT, goal=goal), {"scaling": ["sqrt"]}, seeds=1, out="a a")
     assert found.failed[0].error == (
@@ -566,6 +572,14 @@ def test_a_cell_that_ends_by_its_deadline_says_the_sweeps_command(place, monkeyp
         "`batchwright sweep --resume --out 'a a' goal.deadline=100`"
     )
     assert read_record("a a/sweep.json", Sweep) == found
+
+
+def test_a_cell_whose_deadline_is_in_the_grid_keeps_its_own_command(place, late):
+    """The sweep's command cannot change it."""
+    found = bw.sweep(Job(**SHORT), {"goal.deadline": [50]}, seeds=1, out="a")
+    (cell,) = found.failed
+    own = f"batchwright run --resume --out a/cells/{cell.name} goal.deadline=100"
+    assert cell.error.endswith(f"; continue with `{own}`")
 
 
 def test_a_signal_that_unwinds_says_what_goes_on_and_a_programs_own_stays():

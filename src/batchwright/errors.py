@@ -10,6 +10,24 @@ _LONGEST = 5000  # characters of a message: the names of all job keys are 2,000
 _KEPT = 500  # characters of a longer one that are kept at its beginning, and at its end
 
 
+def both_ends(text: str, longest: int) -> str:
+    """A text, or beginning and end of one with more than ``longest`` characters (at least 1,005):
+    the end of a message says what to try.
+    """
+    return text if len(text) <= longest else f"{text[:_KEPT]} ... {text[-_KEPT:]}"
+
+
+def printable(text: str) -> str:
+    r"""``text`` with control and direction characters made visible, so that names cannot act.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
 def one_line(error: BaseException) -> str:
     """An exception's message on one line, for a person."""
     text = " ".join(str(error).split())
@@ -33,8 +51,7 @@ class BatchwrightError(Exception):
     exit_code = 2
 
     def __str__(self) -> str:
-        text = super().__str__()
-        return text if len(text) <= _LONGEST else f"{text[:_KEPT]} ... {text[-_KEPT:]}"
+        return both_ends(super().__str__(), _LONGEST)
 
 
 class JobError(BatchwrightError):

@@ -25,7 +25,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 FILE_SECONDS = 60.0  # without a byte of a file, or of the answer to its upload
 _PIECE = 2**18  # bytes of a file that are in memory
-_ANOTHER = 399  # status of a 404 that is none of a service's, as of a proxy whose service is away
+_ANOTHER = 399  # status of a 404 from another program, as of a proxy whose service is away
 _STRANGE = "{} does not answer as `batchwright serve` does: check the address"
 _MAX_TEXT = 300  # characters of a server's message that are passed on
 

@@ -29,8 +29,15 @@ from batchwright.client.sending import Sender
 from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.processes import VERB_PARENT
-from batchwright.errors import BatchwrightError, FileError, JobError, one_line
-from batchwright.records import Job, Plan, Profile
+from batchwright.errors import (
+    BatchwrightError,
+    FileError,
+    JobError,
+    both_ends,
+    one_line,
+    printable,
+)
+from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.agent_rules import difference, misfit, not_allowed
 from batchwright.records.documents import (
     change_job,
@@ -40,7 +47,6 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.service import Lease
-from batchwright.records.text.problems import printable
 from batchwright.storage.files import end_of_lines, make_folder
 from batchwright.storage.locks import take
 
@@ -126,11 +132,16 @@ class JobWork:
         except (BatchwrightError, OSError) as error:
             if self._heartbeat.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
-            problem = printable(" ".join(str(error).split()))[:_MAX_ERROR]
-            reason = problem if isinstance(error, Unable) else self._full(problem)
+            problem = printable(" ".join(str(error).split()))
+            if isinstance(error, Unable):
+                reason = problem
+            else:  # a job that is refused needs no disk
+                reason = "" if isinstance(error, JobError) else self._full(problem)
             if reason:
-                self._heartbeat.say("queued", reason=reason[:_MAX_ERROR])
+                reason = both_ends(reason, _MAX_ERROR)
+                self._heartbeat.say("queued", reason=reason)
                 return f"given back: {reason}"
+            problem = both_ends(problem, _MAX_ERROR)
             self._heartbeat.say("failed", error=problem)
             return f"failed: {problem}"
 
@@ -140,8 +151,11 @@ class JobWork:
         """
         if any(words in problem for words in _FULL):
             return problem
-        disk = shutil.disk_usage(self._folder.parent)
-        return f"its disk is full: {problem}" if disk.free < LEAST_FREE <= disk.total else ""
+        with suppress(OSError):  # a disk that cannot be looked at may have room
+            disk = shutil.disk_usage(self._folder.parent)
+            if disk.free < LEAST_FREE <= disk.total:
+                return f"its disk is full: {problem}"
+        return ""
 
     def _do(self) -> str:
         job = self._checked_job()
@@ -277,7 +291,19 @@ class JobWork:
             plan_file = self._folder / "plan.json"
             write_record(plan, plan_file)
             words = ["train", str(plan_file), *words]
-        self._verb(*words, *code_words(plan.job))
+        try:
+            self._verb(*words, *code_words(plan.job))
+        except VerbFailed as error:
+            if not self._has_ended():
+                raise
+            self._tell(f"train failed after the end of the training: {error}")
+
+    def _has_ended(self) -> bool:
+        """Whether the run has trained to its end, so that nothing of it needs to be done again."""
+        try:
+            return read_record(self._run / "summary.json", RunSummary).ended
+        except FileError:  # there is none yet, or a damaged one
+            return False
 
     def _note_run(self) -> None:
         """Have the next heartbeat say which run carries out the job."""
@@ -300,7 +326,7 @@ class JobWork:
         """Send what the service lacks of the run, and its end; waits for a service that is away."""
         self._note_run()
         backoff, report = Backoff(0.5, 10.0), read_report(self._run)
-        while report is not None and not report.told:
+        while report is not None and not (report.told and report.state == "finished"):
             sender = Sender(self._run, report, self._service, self._tell)
             try:
                 sender.introduce()

@@ -20,11 +20,10 @@ from batchwright.client.outbox import (
     Report,
     can_be_sent,
     new_report,
-    plain_text,
     read_report,
     write_report,
 )
-from batchwright.errors import FileError
+from batchwright.errors import FileError, both_ends, printable
 
 MAX_LINES = 1000  # in a message; `records.service.MAX_RECORDS`, without importing all records
 MAX_BYTES = 2**20  # of a message
@@ -130,8 +129,8 @@ class Sender:
         """Send how the run ended, with its summary if it finished."""
         path = self._folder / "summary.json"
         summary = _json_in(path) if outcome == "finished" and path.exists() else b"null"
-        plain = plain_text(error or "")[:_MAX_ERROR]
-        end = json.dumps({"outcome": outcome, "error": plain or None})
+        line = both_ends(printable(" ".join((error or "").split())), _MAX_ERROR)
+        end = json.dumps({"outcome": outcome, "error": line or None})
         address = f"/v1/runs/{self.report.run}/end"
         try:
             self._service.put(address, end[:-1].encode() + b',"summary":' + summary + b"}")

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -67,8 +67,10 @@ _MAX_BRACKETS = 500
 _MAX_CHARACTERS = 16 * 1024
 """Longest text that is read as a table or a list."""
 
-_MOST_READ = 2**30
+_MOST_READ = 2**28
 """Most characters that are read: an endless file such as /dev/zero would take all memory."""
+_PIECE = 2**20
+"""Characters that are read at a time: to read so many, Python first takes as many bytes."""
 
 _TABLES = {  # keys that take several items, each with keys of its own, and an example
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
@@ -407,10 +409,10 @@ def _name_of(path: str | Path) -> str:
 def _read_text(path: str | Path, hint: str = "") -> str:
     try:
         if str(path) == "-":
-            text = sys.stdin.read(_MOST_READ + 1)
+            text = _text_in(sys.stdin)
         else:
             with Path(path).open(encoding="utf-8") as file:
-                text = file.read(_MOST_READ + 1)
+                text = _text_in(file)
     except FileNotFoundError:
         raise FileError(f"there is no file {path}{hint}") from None
     except UnicodeDecodeError:
@@ -426,6 +428,16 @@ def _read_text(path: str | Path, hint: str = "") -> str:
             f"{_name_of(path)} does not end within {_MOST_READ:,} characters, as our files do{hint}"
         )
     return text.removeprefix("\ufeff")
+
+
+def _text_in(file: TextIO) -> str:
+    """The text of a file; of one with more than `_MOST_READ` characters more than so many."""
+    pieces: list[str] = []
+    for _ in range(0, _MOST_READ + 1, _PIECE):
+        pieces.append(file.read(_PIECE))
+        if len(pieces[-1]) < _PIECE:  # the end; at a terminal another read would ask for more
+            break
+    return "".join(pieces)
 
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:

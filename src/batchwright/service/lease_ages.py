@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Container, Hashable
 
 TOLERANCE = 1 / 6
-"""Share of a lease: a longer pause between two calls of `tick` does not count."""
+"""Share of the shortest silence: a longer pause between two calls of `tick` does not count."""
 
 
 class LeaseAges:
@@ -24,7 +24,7 @@ class LeaseAges:
 
     Args:
         steady: A clock that never goes back, in seconds.
-        seconds: Length of a lease.
+        seconds: Shortest silence after which anything is done, of an agent or of a run.
     """
 
     def __init__(self, steady: Callable[[], float], seconds: float) -> None:

@@ -2,12 +2,12 @@
 
 Silence may be a break of its own: while the process stood still, or the database was locked, no
 report was stored; and once the wall clock is set, the times of former reports are wrong. Runs that
-go on report again within seconds, so none is called silent for a while after a break.
+go on report again within seconds, so none is called silent for a while after a break. The start of
+the process is one: before it there was nobody to hear them.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 
@@ -32,12 +32,12 @@ class Listening:
     ) -> None:
         self._clock, self._steady, self._away = clock, steady, away
         self._lock = threading.Lock()
-        self._ahead, self._missed = clock() - steady(), away()
-        self._broken = -math.inf  # when a break was seen last
+        self._broken = steady()  # when a break was seen last
+        self._ahead, self._missed = clock() - self._broken, away()
 
     def seconds(self) -> float:
-        """Seconds since the last break; infinite where there was none. A break counts from the
-        first call after it, so this is to be called often.
+        """Seconds since the last break. It counts from the first call after it, so this is to be
+        called often.
         """
         with self._lock:
             steady, missed = self._steady(), self._away()

@@ -58,7 +58,7 @@ class Conflict(ServiceProblem):
 
 
 class Overtaken(Conflict):
-    """Another request has come in between: the same one may succeed now."""
+    """Another request has come in between, or it took too long: the same one may succeed now."""
 
     retry_after = 1.0
 

@@ -61,7 +61,13 @@ _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 256 * 1024
 """A parameter of glibc's mallopt, from <malloc.h>, and its value."""
 
 _BUSY = "the service is busy with other requests of this size: come again"
-_KILLED = "the machine ended what was to answer this, being short of memory maybe: come again"
+_ENDED = {  # by the signal that ended a process, as its exit code
+    # From outside, as where the machine has no memory left.
+    -signal.SIGKILL: "the machine ended what was to answer this, being short of memory maybe: "
+    "come again",
+    # From `_work`, as the service did not end it in time.
+    -signal.SIGALRM: "the service stood still meanwhile: come again",
+}
 _TOO_COSTLY = "this takes more memory than a request may: send less at once"
 
 
@@ -96,7 +102,8 @@ class Workers:
         Raises:
             Refused: The function raised a `BatchwrightError`.
             TooLarge: The call needs too much memory.
-            Unavailable: The call took too long, or the system ended its process.
+            Unavailable: The call took too long, the system ended its process, or this one stood
+                still.
             TooMany: Too many callers wait already, or the turn of this one did not come.
             RuntimeError: The function raised anything else; the traceback is in the text.
         """
@@ -171,11 +178,9 @@ class _Worker:
                 return "unavailable", line, False
             result: TaskResult = self._connection.recv()
         except (EOFError, OSError):
-            # A library that gets no more memory ends its process by a signal of its own; SIGKILL
-            # comes from outside, as where the machine has no memory left, and SIGALRM where this
-            # process stood still.
-            killed = self._process.wait() in (-signal.SIGKILL, -signal.SIGALRM)
-            return ("unavailable", _KILLED, False) if killed else ("too large", _TOO_COSTLY, False)
+            # A library that gets no more memory ends its process by a signal of its own.
+            why = _ENDED.get(self._process.wait())
+            return ("unavailable", why, False) if why else ("too large", _TOO_COSTLY, False)
         return result
 
     def end(self) -> None:

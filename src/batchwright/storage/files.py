@@ -58,8 +58,8 @@ def write_whole(path: Path, content: bytes) -> None:
     is renamed is the file that it leads to.
 
     Raises:
-        FileError: The folder is missing, unwritable or full, the name is too long, or it is that of
-            a link to itself.
+        FileError: The folder is missing, unwritable or full, the name is too long, or ``path`` is a
+            link to itself.
     """
     if is_there(path) and not (path.is_file() or path.is_dir()):
         try:

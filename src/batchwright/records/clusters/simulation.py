@@ -151,7 +151,7 @@ class Scenario(Keys):
     )
     steps: Annotated[int, Field(ge=10, le=1_000_000)] = Field(
         1000,
-        description="Steps of each row of the plan that are simulated one by one, fewer of many "
+        description="Steps of each row of the plan that are simulated one by one, fewer with many "
         "thousands of workers; a longer training goes on like the second half of them.",
     )
     repeats: Annotated[int, Field(ge=1, le=10_000)] = Field(

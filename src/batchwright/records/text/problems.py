@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from batchwright.errors import printable as printable
+
 
 def first_problem(error: ValidationError, what: str, place: str = "") -> str:
     """The first problem in a line.
@@ -78,14 +80,3 @@ def described(value: Any) -> str:
 def to_stderr(line: str) -> None:
     """Print a line on standard error, unprintable characters escaped (`printable`)."""
     print(printable(line), file=sys.stderr)  # noqa: T201 - a verb shows what it does
-
-
-def printable(text: str) -> str:
-    r"""``text`` with control and direction characters made visible, so that names cannot act.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )

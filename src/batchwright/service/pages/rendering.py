@@ -231,8 +231,10 @@ def _lines(text: str) -> Markup:
 
 
 def _prose(text: str, whole: str = "") -> Markup:
-    """Sentences in which what stands in backticks is code. Where `text` is the begin of `whole`, it
-    may have been cut within code; a backtick that has no other is one of Bash, which quotes `so'.
+    """Sentences in which what stands in backticks is code.
+
+    Where `text` is the beginning of `whole`, it may have been cut within code; a backtick that has
+    no other is one of Bash, which quotes `so'.
     """
     within = text.count("`") % 2 and whole.count("`") > text.count("`")
     return drawn(prose(f"{text}`" if within else text))

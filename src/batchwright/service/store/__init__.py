@@ -64,7 +64,7 @@ class Store:
         self.advice = AdviceStore(*common)
         self.agents = Agents(*common, self.jobs.kept_for, self.jobs.note_restart)
         self.artifacts = Artifacts(*common)
-        self.notices = Notices(*common, steady, self.listening)
+        self.notices = Notices(*common, self.listening)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 

@@ -177,7 +177,8 @@ class Artifacts(Part):
 
         Raises:
             Conflict: The lease is not the job's newest any more.
-            Overtaken: Another upload has begun meanwhile.
+            Overtaken: The upload was given up: another one has begun meanwhile, or it took longer
+                than `ARRIVAL_SECONDS`.
         """
         this = and_(artifacts.c.id == upload.id, _IS_COMING)
         with self._database.writing() as connection:
@@ -188,8 +189,8 @@ class Artifacts(Part):
             row = connection.execute(kept.returning(artifacts)).mappings().one_or_none()
             if row is None:
                 raise Overtaken(
-                    "another upload of this job has begun since, as where a proxy sends one late: "
-                    f"send {upload.name} again"
+                    "this upload was given up, as another one of this job has begun or it took "
+                    f"too long: send {upload.name} again"
                 )
             return _info(row)
 

@@ -95,7 +95,7 @@ class Jobs(Part):
         super().__init__(database, settings, clock)
         self.leases_lost = 0
         self._unread = Counter[str]()  # by job: restarts of its agent without a report
-        self._ages = LeaseAges(steady, settings.lease_seconds)
+        self._ages = LeaseAges(steady, min(settings.lease_seconds, settings.silent_seconds))
         self._unreadable = set[str]()  # jobs with a document that this process cannot read
 
     @property

@@ -60,20 +60,14 @@ class Notices(Part):
         database: The database.
         settings: Limits and delays, and the webhook.
         clock: Unix time in seconds.
-        steady: Seconds, by a clock that never jumps.
         listening: For how long this process has heard all reports.
     """
 
     def __init__(
-        self,
-        database: Database,
-        settings: Settings,
-        clock: Clock,
-        steady: Clock,
-        listening: Listening,
+        self, database: Database, settings: Settings, clock: Clock, listening: Listening
     ) -> None:
         super().__init__(database, settings, clock)
-        self._steady, self._began, self._listening = steady, steady(), listening
+        self._listening = listening
 
     def note(self, event: Event, subject: str, mark: object, name: str, detail: str) -> None:
         """Note an event, unless it is noted already.
@@ -104,7 +98,7 @@ class Notices(Part):
     def look(self) -> None:
         """Note the jobs that have failed and the runs that have fallen silent."""
         now = self._clock()
-        heard = min(self._steady() - self._began, self._listening.seconds())
+        heard = self._listening.seconds()
         known = {row.key for row in self._read(_KEYS.where(notices.c.created > now - DAY))}
         failed = select(jobs.c.id, jobs.c.name, jobs.c.error).where(
             jobs.c.state == "failed", jobs.c.changed > now - LOOK_BACK_SECONDS

@@ -228,7 +228,7 @@ class Runs(Part):
         newest = (runs.c.created.desc(), runs.c.id.desc())
         wanted = select(*_SHOWN).where(NOT_DELETED).order_by(*newest).limit(limit)
         now, seconds = self._clock(), self._patience()
-        lately = runs.c.changed.between(now - seconds, now + seconds)  # as in `_info`
+        lately = runs.c.changed.between(now - seconds, now + seconds)  # as in `_info_at`
         if state in ("running", "silent"):
             heard = lately if state == "running" else not_(lately)
             wanted = wanted.where(runs.c.outcome.is_(None), heard)
@@ -245,7 +245,7 @@ class Runs(Part):
                 place = tuple_(last["created"], before)
                 wanted = wanted.where(tuple_(runs.c.created, runs.c.id) < place)
             rows = connection.execute(wanted).mappings().all()
-        return [self._info(row) for row in rows]
+        return [_info_at(row, now, seconds) for row in rows]
 
     def owner(self, identifier: str) -> str:
         """Name of the token that a run belongs to."""
@@ -345,13 +345,17 @@ class Runs(Part):
         return seconds if self._listening.seconds() > seconds else math.inf
 
     def _info(self, row: RowMapping) -> RunInfo:
-        state: RunState = row["outcome"] or "running"
-        # The absolute value: the clock may have been set back since the last report.
-        away = abs(self._clock() - row["changed"])
-        if state == "running" and away > self._patience():
-            state = "silent"
-        own = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
-        return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - own}, **own)
+        return _info_at(row, self._clock(), self._patience())
+
+
+def _info_at(row: RowMapping, now: float, seconds: float) -> RunInfo:
+    """What a row says of its run at a moment; silent if there was no report for so long."""
+    state: RunState = row["outcome"] or "running"
+    # The absolute value: the clock may have been set back since the last report.
+    if state == "running" and abs(now - row["changed"]) > seconds:
+        state = "silent"
+    own = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
+    return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - own}, **own)
 
 
 def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping | None:

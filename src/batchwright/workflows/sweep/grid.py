@@ -25,7 +25,7 @@ from batchwright.records.text.formatting import job_value, setting_words
 from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
-from batchwright.storage.files import LONGEST_NAME, beginning
+from batchwright.storage.files import beginning
 
 Grid = Mapping[str, str | Sequence[Any]]
 
@@ -46,8 +46,9 @@ _FIXED = {  # keys that may not vary, and why
 }
 _PLAIN = re.compile(r"[^\w.,=+-]")
 _LONGEST_SETTING = 96  # characters of a cell's name before its digest and seed
-_LONGEST_CELL = LONGEST_NAME - len("..json.01234567")
-"""Most bytes of a cell's name: its plan is first written to ``.NAME.json.`` with eight digits."""
+_LONGEST_CELL = 240
+"""Most bytes of a cell's name: a disk takes 255, and its plan is ``NAME.json``. With another number
+cells of sweeps that exist would get other names, and be run again."""
 MAX_RUNS = 100_000
 """Most runs of a sweep: each takes some seconds at least, and a row of its tables."""
 

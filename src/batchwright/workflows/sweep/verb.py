@@ -165,7 +165,7 @@ def sweep(
         _warn_of_settings(names, cells, planner.plans)
         _warn_of_crowding(planner.plans.values())
         command = _resuming_command(folder, job, swept, cells)
-        stopped = _run(folder, results, cells, planner, most, command)
+        stopped = _run(folder, results, cells, planner, most, command, names)
         found = results.sweep()
         if stopped:  # ends at once, without the figures
             left = counted(len(cells) - len(found.done), "run")
@@ -268,10 +268,12 @@ def _run(
     planner: Planner,
     most: AtOnce,
     command: str,
+    keys: Sequence[str],
 ) -> int:
     """Run the cells that are not finished; returns the stop signal that came, or 0.
 
-    ``command`` continues the sweep. In a cell's error it takes the place of the cell's own command.
+    ``command`` continues the sweep. In a cell's error it takes the place of the cell's own command,
+    unless that sets a deadline which the grid sets for the cell.
     """
     from batchwright.distributed.joining.gathering import stops_of_all
 
@@ -292,7 +294,9 @@ def _run(
         shown.expect({cell.name: plan.epochs for cell, plan in todo})
 
         def ended(name: str, state: State, error: str) -> None:
-            error = _OWN_COMMAND.sub(lambda own: f"`{command}{own[1] or ''}`", error)
+            own = _OWN_COMMAND.search(error)
+            if own and not (own[1] and "goal.deadline" in keys):
+                error = f"{error[: own.start()]}`{command}{own[1] or ''}`"
             results.ended(name, state, error)
             shown.ended(results.cell(name))
             _write(results)
