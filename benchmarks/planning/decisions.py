@@ -78,7 +78,8 @@ the range as the spread of a mean and the quartiles as that of a median:
                            by the plan for the candidate's batch and optimizer, measured at the rate
                            of that plan (interpolated as above), mean over the seeds
     accuracy_coverage      share of the candidates' accuracies with each seed, at the plan's rate,
-                           within the predicted 95 % interval, which is for a single seed; accuracy_half_width_points is half its width
+                           within the predicted 95 % interval, which is for a single seed;
+                           accuracy_half_width_points is half its width
     trials_share           time of the trials over the predicted time of the chosen training, of the
                            longer of the two lengths, which the trials are made for
     trials_share_shorter   the same of the shorter length, whose plan uses the same trials; no goal
