@@ -85,7 +85,7 @@ BENCHMARK = Benchmark(
     "time_to_accuracy",
     "Time to an accuracy",
     "Plain script: a PyTorch loop written by hand or Lightning, whichever is better, each with its "
-    "best number of loader processes and SGD at the best of three or more rates. `batchwright run` "
+    "best number of loader processes and SGD at the best of its rates. `batchwright run` "
     "gets the script's last accuracy as `goal.accuracy`; its seconds include start, decoding, "
     "probe and trials. Ratios are geometric means over tasks and seeds, their spread is the range "
     "over the seeds; errors are |predicted - measured| / measured, their spread is the quartiles",
