@@ -228,9 +228,7 @@ class StepTimeModel:
         value = self.seconds(*step)
         # A lower bound of the half width: visits of a short probe may not show core migration, nor
         # how much others take at other times.
-        least = self._if_cores_move(*step)
-        if self._others:
-            least = hypot(least or Z_975 * self.comparison_error(*step), Z_975 * self._others)
+        least = self._least(step, self._if_cores_move(*step), self._others)
         down, up = (min(WIDEST, max(least, one)) for one in self._by_visits(*step))
         return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
 
@@ -240,7 +238,7 @@ class StepTimeModel:
         """Whether `drift.HANDING_OVER` makes the interval wider than the visits do."""
         step = workers, resolution, local_batch_size, passes
         _, up = self._by_visits(*step)
-        return self._if_cores_move(*step) > up
+        return self._least(step, self._if_cores_move(*step)) > up
 
     def _by_visits(
         self, workers: int, resolution: int, local_batch_size: int, passes: int
@@ -258,7 +256,7 @@ class StepTimeModel:
     def _if_cores_move(
         self, workers: int, resolution: int, local_batch_size: int, passes: int
     ) -> float:
-        """Half width of the interval by `drift.HANDING_OVER` of the fixed time, as a logarithm.
+        """Relative standard deviation of a step by `drift.HANDING_OVER` of its fixed time.
 
         The fixed time of a step is that of one image, in each pass.
         """
@@ -267,8 +265,12 @@ class StepTimeModel:
         whole, compute = self._laws_of(workers, resolution)
         fixed = whole.at(1) + (passes - 1) * compute.at(1)
         share = min(1.0, fixed / self.seconds(workers, resolution, local_batch_size, passes))
-        own = self.comparison_error(workers, resolution, local_batch_size, passes)
-        return Z_975 * hypot(own, HANDING_OVER * share)
+        return HANDING_OVER * share
+
+    def _least(self, step: tuple[int, int, int, int], *deviations: float) -> float:
+        """Half width of the interval by deviations that no visits may show; 0 without any."""
+        lasting = hypot(*deviations)
+        return Z_975 * hypot(self.comparison_error(*step), lasting) if lasting else 0.0
 
     def comparison_error(
         self, workers: int, resolution: int, local_batch_size: int, passes: int = 1
