@@ -246,6 +246,7 @@ def test_a_report_names_the_commits_of_its_runs_where_they_are_others():
     assert table.when(report) == "2026-01-02, b"
     report["measurements"] = {table.COMMITS: {"a": 1, "b": 2}}
     assert table.when(report) == "2026-01-02, b (runs of a, b)"
+    assert table.when(report, brief=True) == "2026-01-02, b (runs of 2 commits)"
     told = f"commit {table.commits(table.newest('gradient_scaling_long')[0])}."
     assert "f3629d43" in told
     assert told in read("docs/measured.md")
