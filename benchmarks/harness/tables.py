@@ -289,7 +289,7 @@ def with_spread(figure: Mapping[str, Any], one: Figure | None = None) -> str:
 
 
 def when(report: Mapping[str, Any], brief: bool = False) -> str:
-    """Date and commit of a report; ``brief`` counts the commits of its runs, if there are others."""
+    """Date and commit of a report; ``brief`` counts the other commits of its runs."""
     return f"{report['date']}, {commits(report, brief)}"
 
 
