@@ -172,6 +172,7 @@ EXAMPLES = {
     "network_args": "{pretrained: true}",
     "weights": "runs/a/checkpoints/best.pt",
     "frozen": "stem.*,stages.0.*",
+    "normalize": "0.485,0.456,0.406,0.229,0.224,0.225",
     "loss": "my_losses:focal",
     "label_smoothing": "0.1",
     "dropout": "0.2",

@@ -1,4 +1,4 @@
-r"""Start from trained weights and train the last layer only, on a small image folder.
+r"""Train a small network, then only a new last layer of it, on a small image folder.
 
     python finetune.py
 
@@ -7,8 +7,11 @@ a folder per class: its convolutions are kept as they are, and its last layer, w
 outputs, is replaced by a fresh one with two. On the command line the second part reads:
 
     batchwright run data=imagefolder:parity val=0.25 augment=crop network=resnet8 \
-        weights=digits/checkpoints/best.pt frozen='stem.*,stages.*' epochs=8 \
+        weights=digits/checkpoints/best.pt frozen=all-but-head epochs=8 \
         workers=1 launch=in-process probe.budget=3
+
+With weights of a library, which are downloaded, give `network=timm:resnet18
+network_args.pretrained=true resolutions=64` in place of `network` and `weights`.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def main(folder: Path) -> None:
         augment="crop",
         network="resnet8",
         weights=str(folder / "digits" / "checkpoints" / "best.pt"),
-        frozen=("stem.*", "stages.*"),
+        frozen=("all-but-head",),
         epochs=8,
         run_folder=folder / "parity",
         **QUICK,

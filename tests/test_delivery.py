@@ -18,6 +18,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Estimate, Job
 from batchwright.records.documents import write_record
 from batchwright.records.text.formatting import percent
+from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.workflows.delivery.model_card import model_card
 from batchwright.workload.data.sources import open_data
 from samples import make_network, make_plan, make_summary
@@ -126,6 +127,27 @@ def test_onnx_computes_the_same(run, tmp_path, capfd):
     with torch.inference_mode():
         wanted = bw.load_model(tmp_path / "model")(images)
     torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_pretrained_network_of_transformers_comes_back_at_the_side_it_was_built_for(tmp_path):
+    library = pytest.importorskip("transformers", reason="pip install 'batchwright[transformers]'")
+    config = library.Dinov2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4
+    )
+    library.AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "dino")
+    arguments = {"pretrained": True}  # keeps 17 positions, and 8 px have 5
+    run = trained(
+        tmp_path / "run", network=f"transformers:{tmp_path / 'dino'}", network_args=arguments
+    )
+    bw.deliver(run.run_folder, tmp_path / "model", checkpoint="last")
+    model = bw.load_model(tmp_path / "model")
+    told = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (told["side"], told["built_side"]) == (8, 16)
+    wanted = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["model"]
+    found = model.network.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    assert model(torch.rand(2, 3, 8, 8)).shape == (2, 10)
 
 
 class Built(torch.nn.Module):

@@ -417,6 +417,8 @@ NOT_RUN = (
     ("docs/data.md", 'batchwright run "data=wds:https:', "a web server; the same"),
     ("docs/data.md", "batchwright run network=torchvision:resnet18", "weights from the web"),
     ("docs/data.md", "batchwright run network=transformers:microsoft", "weights from the Hub"),
+    ("docs/data.md", "network=timm:resnet50", "the same"),
+    ("docs/data.md", "batchwright deliver", "of the run before it"),
     ("docs/verbs.md", "batchwright train plan.json network=", "a plan of that network, for GPUs"),
     ("docs/service.md", "BATCHWRIGHT_DATABASE=postgresql:", "PostgreSQL elsewhere"),
     ("docs/ray.md", "TorchTrainer(", "needs Ray; tests/test_ray.py trains such a loop"),

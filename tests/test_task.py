@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
@@ -75,6 +76,9 @@ def user_module(tmp_path, monkeypatch):
 def build(name: str = "resnet8", classes: int = 10, seed: int = 0, **options) -> nn.Module:
     options = {"side": 8, "dropout": 0.0} | options
     return task.build_network(name, classes=classes, seed=seed, **options)
+
+
+ONE = torch.tensor(1)
 
 
 def same(first: nn.Module, second: nn.Module) -> bool:
@@ -260,13 +264,69 @@ def test_a_network_with_a_fixed_grid_is_known_by_it_though_one_small_side_goes_t
 # ----------------------------------------------------------------------------------- fine-tuning
 
 
-@pytest.mark.parametrize("wrap", [dict, lambda state: {"model": state, "epoch": 3}])
-def test_weights_come_back_from_a_state_dict_and_from_a_checkpoint(tmp_path, wrap):
+def under(prefix, state):
+    return {f"{prefix}{name}": value for name, value in state.items()}
+
+
+OTHER = {"stem.0.weight": torch.zeros(1)}  # which fits nowhere, so it must not be taken
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        dict,
+        lambda state: {"model": state, "epoch": 3},
+        lambda state: {"model": OTHER, "average": state, "epoch": 3},
+        lambda state: {"state_dict": under("module.", state), "args": Namespace(lr=0.1)},
+        lambda state: {"state_dict": OTHER, "state_dict_ema": state, "arch": "a", "version": 2},
+        lambda state: {"model": OTHER, "model_ema": {"n_averaged": ONE, **under("module.", state)}},
+        lambda state: {"state_dict": under("model._orig_mod.", state), "state_dict_ema": None},
+        lambda state: {"model_state_dict": under("_orig_mod.module.", state), "loss": 0.1},
+    ],
+    ids=["plain", "ours", "average", "ddp", "timm", "torchvision", "lightning", "tutorial"],
+)
+def test_weights_come_back_from_what_programs_write(tmp_path, wrap):
     source = build(seed=1)
     torch.save(wrap(source.state_dict()), tmp_path / "w.pt")
     network = build(seed=2)
     assert task.load_weights(network, tmp_path / "w.pt") == []
     assert same(network, source)
+
+
+def test_weights_come_back_from_safetensors(tmp_path):
+    files = pytest.importorskip("safetensors.torch", reason="pip install 'batchwright[delivery]'")
+    source, network = build(seed=1), build(seed=2)
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(files.save({k: one.contiguous() for k, one in source.state_dict().items()}))
+    assert task.load_weights(network, path) == []
+    assert same(network, source)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(FileError, match=r"w\.safetensors: damaged, or not written by safetensors$"):
+        task.load_weights(network, path)
+
+
+def test_a_prefix_that_the_network_has_itself_stays(tmp_path):
+    source, network = (nn.ModuleDict({"model": build(seed=seed)}) for seed in (1, 2))
+    torch.save({"state_dict": under("module.", source.state_dict())}, tmp_path / "w.pt")
+    assert task.load_weights(network, tmp_path / "w.pt") == []
+    assert same(network, source)
+
+
+class TwoHeads(nn.Module):
+    """A distilled network: two heads beside each other."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.body, self.norm = nn.Linear(6, 4), nn.LayerNorm(4)
+        self.head, self.head_dist = nn.Linear(4, classes), nn.Linear(4, classes)
+
+
+def test_both_heads_of_a_distilled_network_are_of_the_classes(tmp_path):
+    torch.save(TwoHeads(7).state_dict(), tmp_path / "w.pt")
+    left = task.load_weights(network := TwoHeads(3), tmp_path / "w.pt")
+    assert left == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+    task.freeze(network, ["all-but-head"])
+    assert [name for name, one in network.named_parameters() if one.requires_grad] == left
 
 
 @pytest.mark.parametrize("resume", [False, True], ids=["begun", "resumed before a checkpoint"])
@@ -379,10 +439,22 @@ def test_frozen_parts_keep_weights_and_statistics_while_the_rest_trains():
 
 
 def test_patterns_that_match_nothing_or_everything_are_refused():
-    with pytest.raises(JobError, match=r"frozen=layer1\.\*: matches no parameter; .*stem\.0\.weig"):
-        task.freeze(build(), ["layer1.*"])
+    said = (
+        r"^frozen=stage\.\*: matches no parameter; did you mean stages\.\d\.\*; the network has "
+        r"stem\.0\.\*, stem\.1\.\*, stages\.0\.\*, stages\.1\.\*, stages\.2\.\*, classifier\.\*; "
+        "all-but-head freezes all but classifier$"
+    )
+    with pytest.raises(JobError, match=said):
+        task.freeze(build(), ["stage.*"])
     with pytest.raises(JobError, match="leaves no parameter to train"):
         task.freeze(build(), ["*"])
+
+
+def test_all_but_the_head_is_frozen_by_name_and_beside_patterns():
+    for patterns in (["all-but-head"], ["stem.*", "all-but-head"]):
+        task.freeze(network := build(), patterns)
+        trained = [name for name, one in network.named_parameters() if one.requires_grad]
+        assert trained == ["classifier.weight", "classifier.bias"]
 
 
 # ------------------------------------------------------------------------------------- optimizer

@@ -71,6 +71,7 @@ from batchwright.planning.candidates.preemptions import Losses, Offer, spot_reas
 from batchwright.planning.candidates.progress import Progress, fewest_epochs, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.candidates.worker_types import WorkerType, worker_types_of
+from batchwright.planning.chosen import Chosen
 from batchwright.planning.compiling import check_compilation, compilation
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
@@ -119,7 +120,7 @@ from batchwright.records import (
     RunSummary,
 )
 from batchwright.records.base import Method
-from batchwright.records.job import check_job
+from batchwright.records.job import as_written, check_job
 
 
 def make_plan(
@@ -510,9 +511,24 @@ def _assembled(
             *explained,
             *scaling_reasons(job, stages, least, rule, update, by_runs=ags_by_runs),
             *averaging_reasons(job),
+            *_normalization_reasons(job),
         ),
         **predicted,
     )
+
+
+def _normalization_reasons(job: Job) -> tuple[Reason, ...]:
+    """What images are normalized by; empty where it is open, so by the training images' own."""
+    if job.normalize == "auto":
+        return ()
+    why = "Mean and deviation of the training images, as asked."
+    if job.normalize != "data":
+        why = (
+            "Means of red, green and blue, then deviations: those that the weights at the start "
+            "were trained with, unless the job was given others. normalize=data takes those of the "
+            "training images."
+        )
+    return (Chosen(as_written(job.normalize), why, "asked").reason("normalization"),)
 
 
 def _progress(

@@ -203,6 +203,7 @@ RESOLVED = (
     *PASS_KEYS,
     "augment",
     "device",
+    "normalize",
     "precision",
     "resolutions",
     "workers",

@@ -49,7 +49,7 @@ _WRITTEN_BY = {  # the verb that writes a kind of record
 }
 _TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}  # the verb that reads it
 _LISTS = (  # keys that take several values, separated by commas
-    *("frozen", "resolutions", "track", "dual.large_batches"),
+    *("frozen", "normalize", "resolutions", "track", "dual.large_batches"),
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
     *("virtual.sample_seconds", "virtual.step_seconds"),
     *("cycle.keep", "cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
@@ -58,7 +58,8 @@ _LISTS = (  # keys that take several values, separated by commas
 _ARGUMENTS = ("data_args", "network_args")  # keys whose parts may have any name
 # Of `_LISTS`: keys that keep a single value as it is, since it holds for all resolutions.
 _ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")
-_WORDS = ("auto", "knee", "memory")  # values that keys of `_LISTS` may have in place of a list
+# Values that keys of `_LISTS` may have in place of a list.
+_WORDS = ("auto", "data", "knee", "memory")
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")
 """Files of a run folder that training alone leaves there."""

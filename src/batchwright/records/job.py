@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
@@ -230,6 +230,26 @@ def _warps(job: JobFields) -> Iterator[str]:
             yield (f"{key}={value:g}: data={job.data} augments its images itself: leave {key} out")
 
 
+def is_normalization(values: Sequence[float]) -> bool:
+    """Whether these are three means and three deviations, for pixels from 0 to 1."""
+    right = len(values) == 6 and all(0 <= one <= 1 for one in values)
+    return right and min(values[3:]) > 0
+
+
+def _normalize(job: JobFields) -> Iterator[str]:
+    given = job.normalize
+    if isinstance(given, tuple) and not is_normalization(given):
+        yield (
+            f"normalize={as_written(given)}: give data, or six numbers for pixels from 0 to 1: the "
+            "means of red, green and blue, then their deviations, each above 0"
+        )
+    if given != "auto" and source_of(job.data).as_they_come:
+        yield (
+            f"normalize={as_written(given)}: data={job.data} normalizes its images itself: leave "
+            "normalize out"
+        )
+
+
 def _averaging(job: JobFields) -> Iterator[str]:
     """`dual.shares=published` weighs all workers' models by samples, so all must be there."""
     if not job.method_spec.takes("dual.shares") or job.dual.shares != "published":
@@ -321,6 +341,6 @@ def as_written(value: object) -> str:
 
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
-    *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
+    *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps, _normalize),
     *(_passes, _average_weights, _bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

@@ -84,10 +84,22 @@ class JobFields(Keys):
         "the library's trained weights, with a new classifier for these classes.",
     )
     weights: str | None = Field(
-        None, description="Path of a checkpoint or plain state_dict to start from."
+        None,
+        description="Path of weights to start from: a checkpoint of ours, of timm, torchvision or "
+        "Lightning, a plain state_dict, or safetensors ([which](data.md#weights-of-a-file)).",
     )
     frozen: tuple[str, ...] = Field(
-        (), description="Parameters that are not trained: name patterns such as `stages.0.*`."
+        (),
+        description="Parameters that are not trained: name patterns such as `stages.0.*`, or "
+        "`all-but-head`, all but those of the last layer.",
+    )
+    normalize: Literal["auto", "data"] | tuple[float, ...] = Field(
+        "auto",
+        description="What images are normalized by: `data`, mean and deviation of the training "
+        "images; or six numbers for pixels from 0 to 1, the means of red, green and blue and then "
+        "their deviations. `auto`: those that the weights started from were trained with, where "
+        "these tell them (`network_args.pretrained`, or a `weights` file of ours), else as `data`. "
+        "Images from a function of yours stay as they are.",
     )
     loss: str = Field(
         "cross_entropy",

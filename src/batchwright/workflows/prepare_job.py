@@ -138,6 +138,7 @@ def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
         )
     job = resolve(job, facts)
     built = _check_network(job, facts)
+    job = _with_normalization(job, built)
     side = max(_sides(job, facts))
     network = network_facts(job.network, built, side, facts.channels)
     check_outputs(job, built, side, facts)
@@ -147,6 +148,36 @@ def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
     _check_stated_extra_time(job, facts, least_local(network))
     warn_of_doubts(job, facts)
     return job
+
+
+def _with_normalization(job: Job, network: nn.Module) -> Job:
+    """The job with the normalization that the weights it starts from were trained with.
+
+    Where it is given, the job's own images tell it, or nothing is told, the job stays as it is. A
+    line on stderr says which it is.
+    """
+    pretrained = bool(job.network_args.get("pretrained"))
+    if job.normalize != "auto" or source_of(job.data).as_they_come:
+        return job
+    if not (pretrained or job.weights):
+        return job
+    from batchwright.workload.library_networks import weights_normalization
+    from batchwright.workload.task import told_normalization
+
+    told = told_normalization(job.weights) if job.weights else None
+    if told is None and pretrained:
+        told = weights_normalization(job.network, network)
+    if told is None:
+        to_stderr(
+            "note: the weights do not tell how images were normalized for them, so mean and "
+            "deviation are those of the training images; normalize= gives others"
+        )
+        return job
+    to_stderr(
+        f"images are normalized as for the weights: normalize={as_written(told)}; normalize=data "
+        "takes mean and deviation of the training images"
+    )
+    return job.model_copy(update={"normalize": told})
 
 
 def _check_batch(job: Job, data: DataFacts, least: int) -> None:

@@ -8,8 +8,9 @@ trained weights by its own rules: in its cache, or else it downloads them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from math import isclose
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,7 @@ from batchwright.workload.extras import (
     nearest,
     without_waiting_for_the_hub,
 )
+from batchwright.workload.task import six_of
 
 _AUXILIARY = "aux_logits"  # auxiliary classifiers, which no loss of ours would train
 
@@ -169,28 +171,13 @@ def transformers_network(
         )
     if arguments.pop("trust_remote_code", False):
         raise JobError("trust_remote_code would run code of others: leave it out")
-    names = library.models.auto.modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
-    sizes = {"num_labels": num_classes}
-    if name in names:
-        if pretrained:
-            raise JobError(
-                f"{name} is a kind of network without trained weights: give a folder, or a name on "
-                "the Hub such as microsoft/resnet-18"
-            )
-        make = partial(library.AutoConfig.for_model, name)
-    else:
-        # Unless it is given, the library would ask the user in the terminal.
-        make = partial(library.AutoConfig.from_pretrained, name, trust_remote_code=False)
-    try:
-        with without_waiting_for_the_hub():
-            usual = make(**sizes)
-    except Exception as error:
-        near = nearest(name, names)
+    if pretrained and name in _kinds(library):
         raise JobError(
-            f"no configuration of that name can be had{near}: looked among the kinds of "
-            f"Transformers, for {name}/config.json here, in the cache of the Hub (HF_HOME) and "
-            f"on the Hub ({in_words(error)})"
-        ) from error
+            f"{name} is a kind of network without trained weights: give a folder, or a name on "
+            "the Hub such as microsoft/resnet-18"
+        )
+    sizes = {"num_labels": num_classes}
+    usual = _usual_configuration(library, name, **sizes)
     unknown = [key for key in arguments if not hasattr(usual, key)]
     if unknown:
         raise JobError(
@@ -198,7 +185,7 @@ def transformers_network(
         )
     if not pretrained and hasattr(usual, "image_size"):
         arguments.setdefault("image_size", top_resolution)
-    config = make(**sizes, **arguments) if arguments else usual
+    config = _configure(library, name)(**sizes, **arguments) if arguments else usual
     level = library.logging.get_verbosity()
     library.logging.set_verbosity_error()  # it would warn that the classifier is new
     try:
@@ -219,6 +206,100 @@ def transformers_network(
         raise _no_weights(name, "HF_HOME", error) from error
     finally:
         library.logging.set_verbosity(level)
+
+
+def _kinds(library: Any) -> Mapping[str, str]:
+    """The kinds of image classifiers that Transformers has, by name."""
+    auto = library.models.auto.modeling_auto
+    return auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES  # type: ignore[no-any-return]
+
+
+def _configure(library: Any, name: str) -> Callable[..., Any]:
+    """Makes the configuration of a network of Transformers, with the given keys changed."""
+    if name in _kinds(library):
+        return partial(library.AutoConfig.for_model, name)
+    # Unless it is given, the library would ask the user in the terminal.
+    return partial(library.AutoConfig.from_pretrained, name, trust_remote_code=False)
+
+
+def _usual_configuration(library: Any, name: str, **sizes: int) -> Any:
+    """The configuration of a network of Transformers as the library has it.
+
+    Raises:
+        JobError: There is none of that name.
+    """
+    try:
+        with without_waiting_for_the_hub():
+            return _configure(library, name)(**sizes)
+    except Exception as error:
+        near = nearest(name, _kinds(library))
+        raise JobError(
+            f"no configuration of that name can be had{near}: looked among the kinds of "
+            f"Transformers, for {name}/config.json here, in the cache of the Hub (HF_HOME) and "
+            f"on the Hub ({in_words(error)})"
+        ) from error
+
+
+def built_side(network: str, arguments: Mapping[str, Any], side: int) -> int:
+    """The image side, in pixels, that a job's network was built for.
+
+    It is ``side``, the largest that was trained at, but for pretrained networks of Transformers,
+    which keep the one of their configuration.
+
+    Args:
+        network: The job's network.
+        arguments: The job's ``network_args``.
+        side: Largest training image side, in pixels.
+
+    Raises:
+        JobError: Transformers is missing, or has the configuration no more.
+    """
+    library, _, name = network.partition(":")
+    if library != "transformers" or not arguments.get("pretrained"):
+        return side
+    usual = _usual_configuration(import_library("transformers"), name)
+    own = getattr(usual, "image_size", None)
+    if isinstance(own, list | tuple) and len({*own}) == 1:
+        own = own[0]
+    return own if isinstance(own, int) else side
+
+
+def weights_normalization(network: str, built: nn.Module) -> tuple[float, ...] | None:
+    """What images are normalized by for a library's trained weights: three means, three deviations.
+
+    Args:
+        network: The job's network.
+        built: The network with trained weights.
+
+    Returns:
+        Six numbers, for red, green and blue from 0 to 1; `None` where the library does not tell.
+    """
+    library, _, name = network.partition(":")
+    if library == "timm":
+        told = getattr(built, "pretrained_cfg", None) or {}
+        return six_of(told.get("mean"), told.get("std"))
+    if library == "torchvision":
+        transforms = import_library("torchvision.models").get_model_weights(name).DEFAULT.transforms
+        preset = transforms()
+        return six_of(getattr(preset, "mean", None), getattr(preset, "std", None))
+    return _of_image_processor(name) if library == "transformers" else None
+
+
+def _of_image_processor(name: str) -> tuple[float, ...] | None:
+    """`weights_normalization` for Transformers, by ``preprocessor_config.json``."""
+    kind = import_library("transformers.image_processing_base").ImageProcessingMixin
+    try:
+        with without_waiting_for_the_hub():
+            told = kind.get_image_processor_dict(name)[0]
+    except Exception:  # noqa: BLE001 - there is none, or it cannot be downloaded
+        return None
+    # Others see pixels of another range.
+    usual = told.get("do_rescale", True) and isclose(told.get("rescale_factor", 1 / 255), 1 / 255)
+    if not usual or told.get("rescale_offset"):
+        return None
+    if told.get("do_normalize", True):
+        return six_of(told.get("image_mean"), told.get("image_std"))
+    return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
 
 
 def _no_weights(what: str, variable: str, error: Exception) -> JobError:

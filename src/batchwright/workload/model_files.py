@@ -78,8 +78,8 @@ def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, An
     Args:
         folder: An existing folder.
         weights: A plain state_dict.
-        config: ``network``, ``classes``, ``side``, ``mean``, ``std``, ``dropout`` and
-            ``network_args``.
+        config: ``network``, ``classes``, ``side`` of the images and ``built_side`` of the network
+            in pixels, ``mean``, ``std``, ``dropout`` and ``network_args``.
 
     Raises:
         JobError: safetensors is not installed.
@@ -162,7 +162,7 @@ def _made(
     return build_network(
         name,
         classes=classes,
-        side=int(config["side"]),
+        side=int(config.get("built_side", config["side"])),  # files of before have one side
         dropout=float(config.get("dropout", 0.0)),
         arguments=arguments,
     )

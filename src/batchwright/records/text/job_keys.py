@@ -21,6 +21,8 @@ _WORDS = {
     "network_args.drop_path_rate=0.1 for timm's networks": "drop_path drop_path_rate",
     "weights=PATH, to start from": "checkpoint ckpt init init_from initial_checkpoint",
     "frozen=stages.0.*": "freeze freeze_layers frozen_layers",
+    "frozen=all-but-head": "freeze_backbone freeze_encoder linear_probe linear_probing head_only",
+    "normalize=data, or three means and three deviations": "mean std normalization",
     "loss=cross_entropy": "criterion loss_fn loss_function",
     "label_smoothing=0.1": "smoothing",
     "dropout=0.1": "drop drop_rate dropout_rate",
@@ -101,9 +103,6 @@ _ABSENT = {
         "mixup mixup_alpha cutmix cutmix_alpha"
     ),
     "the classes are those of the data: leave it out": "num_classes n_classes classes nb_classes",
-    "images are normalized by the mean and deviation of the training images: leave it out": (
-        "mean std normalize normalization"
-    ),
     "training ends after epochs, at goal.accuracy or at goal.deadline": (
         "patience early_stop early_stopping early_stopping_patience"
     ),

@@ -44,7 +44,8 @@ def deliver(
 
     Raises:
         ArgumentError: ``checkpoint`` or ``licence`` is wrong.
-        JobError: A package that is needed is not installed.
+        JobError: A package that is needed is not installed, or a network of Transformers has its
+            configuration no more.
         FileError: The run has not finished, or the folder is not empty or cannot be written.
         PlanError: The network cannot be written as ONNX. Then nothing is written.
     """
@@ -58,6 +59,7 @@ def deliver(
     if is_there(target) and (not is_folder(target) or any(target.iterdir())):
         raise FileError(f"{target} exists and is not empty: choose another --out")
     from batchwright.training.checkpoints.checkpoint import load_checkpoint
+    from batchwright.workload.library_networks import built_side
     from batchwright.workload.model_files import load_model, save_model, write_onnx
     from batchwright.workload.task import trained_weights
 
@@ -79,6 +81,7 @@ def deliver(
         "network": plan.network.name,
         "classes": list(content["classes"]),
         "side": plan.top_resolution,
+        "built_side": built_side(plan.network.name, plan.job.network_args, plan.top_resolution),
         "mean": list(wanted.get("mean", ())),
         "std": list(wanted.get("std", ())),
         "dropout": plan.stages[0].dropout,  # some networks have other layers with dropout

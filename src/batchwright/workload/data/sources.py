@@ -67,10 +67,11 @@ class ImageData:
             another map-style `Dataset` only where the job names an import string.
         val: Held-out images, of the class of ``train``.
         facts: Sizes, classes, split and digest.
-        mean: Mean of red, green and blue over the training pixels in [0, 1]; 0 for an import
-            string, whose items are not normalized.
-        std: Standard deviation of red, green and blue, at least one grey level (1/255); 1 for an
-            import string.
+        mean: What is subtracted from red, green and blue in [0, 1]: their mean over the training
+            pixels, unless the job gives others; 0 for an import string, whose items are not
+            normalized.
+        std: What they are divided by: their standard deviation, at least one grey level (1/255);
+            1 for an import string.
     """
 
     train: ImageStore | Dataset[Any]
@@ -84,8 +85,8 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     """The images of ``job.data``; decoded into the cache first where they are not there yet.
 
     Args:
-        job: The job; its keys ``data``, ``data_args``, ``val``, ``unreadable`` and ``resolutions``
-            count.
+        job: The job; its keys ``data``, ``data_args``, ``val``, ``unreadable``, ``resolutions``
+            and ``normalize`` count.
         progress: Called as progress(done, total, what) while images are decoded.
         verify: Whether to compare cached images with their digests. Workers whose parent has just
             done so pass False.
@@ -132,10 +133,21 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     if is_remote(place) and source.takes_path and not source.remote:
         place = str(import_object(FETCH, "data")(job.data, place, progress, verify))
     found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
+    if isinstance(job.normalize, tuple) and not source.as_they_come:
+        found = _normalized_by(found, job.normalize)
     if not source.named_by_folder:
         return found
     # The cache may hold the folder's former name.
     return replace(found, facts=found.facts.model_copy(update={"name": data_name(job.data)}))
+
+
+def _normalized_by(data: ImageData, six: tuple[float, ...]) -> ImageData:
+    """The images with the means and deviations of a job in place of their own."""
+    mean, std = (six[0], six[1], six[2]), (six[3], six[4], six[5])
+    for part in (data.train, data.val):
+        if isinstance(part, ImageFiles):
+            part.mean, part.std = mean, std
+    return replace(data, mean=mean, std=std)
 
 
 # ------------------------------------------------------------------------ images that are arrays
