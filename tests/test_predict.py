@@ -57,8 +57,8 @@ def images(tmp_path_factory) -> Path:
 
 def trained(folder: Path, data: str, **keys) -> bw.RunSummary:
     job = Job(
-        data=data, launch="in-process", workers=1, epochs=3, resolutions=(SIDE,), precision="float32",
-        global_batch=16, network="kept_network:network", **keys,
+        data=data, launch="in-process", workers=1, epochs=3, resolutions=(SIDE,), global_batch=16,
+        precision="float32", network="kept_network:network", **keys,
     )  # fmt: skip
     plan = plan_without_profile(job, open_data(job).facts, make_network(name=job.network))
     named = {key: getattr(job, key) for key in job.code_keys}

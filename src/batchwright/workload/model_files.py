@@ -183,13 +183,14 @@ def read_image(image: ImageLike, *, side: int) -> npt.NDArray[np.uint8]:
     """
     if not isinstance(image, ImageLike):
         raise ArgumentError(f"an image is a path or an image of Pillow, not {described(image)}")
-    opened = isinstance(image, Image.Image)
     try:
-        # One that Pillow has opened comes as its pixels, without the note how to turn them.
-        content = encoded(ImageOps.exif_transpose(image)) if opened else Path(image).read_bytes()
+        if isinstance(image, Image.Image):  # its pixels come without the note how to turn them
+            content = encoded(ImageOps.exif_transpose(image))
+        else:
+            content = Path(image).read_bytes()
         return decode(content, top_resolution=side)
     except (OSError, SyntaxError, ValueError, UnreadableImageError) as error:
-        name = "of Pillow" if opened else str(image)
+        name = "of Pillow" if isinstance(image, Image.Image) else str(image)
         cause = getattr(error, "strerror", None) or str(error)
         raise DataError(printable(f"unreadable image {name}: {cause}")) from error
 
