@@ -850,8 +850,10 @@ def test_the_python_of_the_verbs_runs(prepared, tmp_path, monkeypatch):
     (tmp_path / "runs" / "a").rename(tmp_path / "runs" / "digits")
     bw.deliver(tmp_path / "runs" / "digits", tmp_path / "model")
     monkeypatch.chdir(tmp_path)
+    Image.new("L", (9, 12)).save("digit.png")
     scope = {"bw": bw, "images": torch.rand(2, 3, 8, 8)}
     for code in blocks(read("docs/verbs.md"), "python"):
         exec(code, scope)  # noqa: S102 - our own document
     assert scope["summary"].plan.job.data == "digits"
     assert len(scope["names"]) == 2
+    assert scope["shares"].shape == (1, 10)
