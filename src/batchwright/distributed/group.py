@@ -260,6 +260,15 @@ class Group:
         if self.size > 1:
             self.sum(torch.zeros(1, device=self.device))
 
+    def watch(self) -> None:
+        """From now on, until `close`, give up exchanges that never end, wherever the host waits.
+
+        `SyncBatchNorm` makes the host wait for the device in each layer, where nobody looks after
+        the other workers. Whatever it goes on with, the next exchange or `read` raises.
+        """
+        if self.size > 1:
+            self._transport.watch()
+
     def give_up(self, error: BaseException) -> None:
         """Note an error, and abort exchanges that may never end; to be called first after it.
 
@@ -280,6 +289,7 @@ class Group:
                 time that they miss this worker, they can know why.
         """
         self._note(error)
+        self._transport.unwatch()
         if self._owned and dist.is_initialized():
             self._transport.leave()
             self._owned = False
