@@ -21,7 +21,7 @@ from batchwright.distributed import group, heartbeat, transports
 from batchwright.distributed.buckets import Bucket
 from batchwright.distributed.group import Group, _refuse_one_gpu, naming_the_lost
 from batchwright.distributed.heartbeat import RollCall, presence
-from batchwright.errors import JobError, LostWorkerError
+from batchwright.errors import JobError, LostWorkerError, WorkerError
 from batchwright.probing.commands import TimeLink
 from batchwright.probing.measure import collective, link
 from batchwright.training import loop, session
@@ -201,6 +201,22 @@ def test_an_error_of_the_workers_own_device_is_not_laid_on_others(message):
         raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(LostWorkerError), naming_the_lost():
         raise RuntimeError("[../gloo.cc:1] Connection closed by peer")
+
+
+NO_SHARED_MEMORY = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, \
+unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384){}"""
+
+
+@pytest.mark.parametrize("why", ["", ", error: No space left on device (28)"])
+def test_too_little_shared_memory_is_no_lost_worker(why):
+    """Newer versions of NCCL say why."""
+    with pytest.raises(WorkerError, match="--shm-size=1g") as told, naming_the_lost():
+        raise dist.DistBackendError(NO_SHARED_MEMORY.format(why))
+    assert not isinstance(told.value, LostWorkerError)
+    assert str(told.value).endswith(f"(size 7340384){why})")
 
 
 @pytest.mark.parametrize(
