@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.distributed import exit_reports, processes
-from batchwright.errors import BrokenStepError, PlanError, TrainingError
+from batchwright.errors import BrokenStepError, PlanError, TrainingError, WorkerError
 from batchwright.training import loop, session
 from batchwright.training.parameter_server.server_run import RoundWorker
 from batchwright.training.running import Setup
@@ -145,13 +146,18 @@ def test_a_worker_cannot_repeat_what_others_exchange_statistics_in(monkeypatch):
                 return
 
 
-def test_workers_that_exchange_statistics_take_equally_many_passes(monkeypatch):
+def test_workers_that_exchange_statistics_take_equally_many_passes_and_are_watched(monkeypatch):
+    """Watched, as the host itself waits for the others in each pass."""
+    watched = []
     monkeypatch.setattr(session, "refuse_synchronized_on_cpu", lambda *_: None)
+    monkeypatch.setattr(session.Group, "watch", lambda group: watched.append(group))
     for layer, together in (nn.SyncBatchNorm(3), True), (nn.BatchNorm1d(3), False):
         network = nn.ModuleDict({"used": nn.Linear(FEATURES, 3), "other": layer})
         with make_session(network, plan=make_tiny_plan(epochs=1)) as one:
             next(one.epochs())
             assert one._run._sharing.steps._together == together
+            assert watched == ([one._group] if together else [])
+        watched.clear()
 
 
 def test_workers_of_a_server_exchange_no_statistics():
@@ -161,6 +167,21 @@ def test_workers_of_a_server_exchange_no_statistics():
     setup = SimpleNamespace(model=network, parameters=parameters, synchronized=True)
     with pytest.raises(PlanError, match="SyncBatchNorm exchanges statistics between all workers"):
         RoundWorker(setup, None)
+
+
+def test_a_worker_is_told_by_its_own_error_though_a_library_has_ended_it(tmp_path, monkeypatch):
+    """As NCCL's watchdog may, where a GPU has failed."""
+    monkeypatch.setenv(exit_reports.ERRORS_FOLDER, str(tmp_path))
+    for rank, secondary in ((0, True), (1, False)):
+        monkeypatch.setenv("RANK", str(rank))
+        exit_reports.leave_report(f"of worker {rank}", 1, secondary=secondary)
+    for codes, told in (
+        ({1: -signal.SIGABRT}, "worker 1: of worker 1"),
+        ({0: -signal.SIGABRT, 1: 1}, "worker 0 was killed by SIGABRT"),
+        ({0: 1, 1: -signal.SIGABRT, 2: -signal.SIGKILL}, "worker 2 was killed by SIGKILL"),
+    ):
+        with pytest.raises(WorkerError, match=f"^{told}"):
+            exit_reports.raise_failure(tmp_path, codes)
 
 
 def test_whoever_started_a_worker_goes_on_after_a_broken_step(tmp_path, monkeypatch):

@@ -34,13 +34,18 @@ from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.processes import report_failure
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
 from batchwright.distributed.transports import fetched, nothing, transport_for
-from batchwright.errors import JobError, LostWorkerError, one_line
+from batchwright.errors import JobError, LostWorkerError, WorkerError, one_line
 from batchwright.workload.host import gpu_failure, identity, is_out_of_memory
 
 _PORTS = (
     "open those between the hosts, too, at which workers exchange (the system's own choice, from "
     "/proc/sys/net/ipv4/ip_local_port_range), or name another network with GLOO_SOCKET_IFNAME or "
     "NCCL_SOCKET_IFNAME"
+)
+_NO_SHARED_MEMORY = "Error while creating shared memory segment.*"  # in the words of NCCL
+_MORE_SHARED_MEMORY = (
+    "NCCL connects this host's GPUs through shared memory, and found too little: give more of it "
+    "(docker: --shm-size=1g), or set NCCL_SHM_DISABLE=1"
 )
 _LONGEST_WHY = 300  # characters of an error that other workers are told
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
@@ -260,6 +265,15 @@ class Group:
         if self.size > 1:
             self.sum(torch.zeros(1, device=self.device))
 
+    def watch(self) -> None:
+        """From now on, until `close`, give up exchanges that never end, wherever the host waits.
+
+        `SyncBatchNorm` makes the host wait for the device in each layer, where nobody looks after
+        the other workers. Whatever it goes on with, the next exchange or `read` raises.
+        """
+        if self.size > 1:
+            self._transport.watch()
+
     def give_up(self, error: BaseException) -> None:
         """Note an error, and abort exchanges that may never end; to be called first after it.
 
@@ -280,6 +294,7 @@ class Group:
                 time that they miss this worker, they can know why.
         """
         self._note(error)
+        self._transport.unwatch()
         if self._owned and dist.is_initialized():
             self._transport.leave()
             self._owned = False
@@ -385,6 +400,7 @@ def naming_the_lost() -> Iterator[None]:
     Raises:
         LostWorkerError: The block raised `RuntimeError`, as collectives do, and not because of
             this worker's own device.
+        WorkerError: NCCL found too little shared memory on this host.
     """
     roll_call = RollCall.current
     if roll_call is not None:
@@ -395,6 +411,8 @@ def naming_the_lost() -> Iterator[None]:
         of_device = re.match(r"(CUDA|HIP)( driver)? error", str(error)) or gpu_failure(error)
         if of_device or is_out_of_memory(error):
             raise  # of this worker's own device, which says so where it is waited for
+        if no_room := re.search(_NO_SHARED_MEMORY, str(error)):
+            raise WorkerError(f"{_MORE_SHARED_MEMORY} ({no_room[0]})") from error
         cause = _cause(error)
         lost = roll_call.inquire() if roll_call is not None else ""
         raise LostWorkerError(

@@ -240,6 +240,8 @@ class Session:
             graphs=replayed(self.model, self.plan),
             average=average_of(self.model, self.plan),
         )
+        if setup.synchronized:
+            self._group.watch()
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
         self._run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
