@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from batchwright.client.reporter_process import ReporterProcess, outcome_of
-from batchwright.distributed.group import Group, loss_behind
+from batchwright.distributed.group import Group, failure_behind
 from batchwright.distributed.joining.environments import adopt, found
 from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
 from batchwright.distributed.server_child import SERVER
@@ -456,8 +456,8 @@ class Session:
                 self._run.finish()
             elif failure := gpu_failure(error):
                 raise TrainingError(self._of_gpu(failure)) from error
-            elif (lost := loss_behind(error)) is not None:
-                raise lost from error
+            elif (behind := failure_behind(error)) is not None:
+                raise behind from error
             elif is_out_of_memory(error):
                 error.add_note(
                     "batchwright repeats such a step in smaller micro-batches if session.step() "
