@@ -204,7 +204,17 @@ class Session:
         resume: bool,
         sample_weights: Tensor | None,
     ) -> None:
-        refuse_unlike_workers(self.plan, self._group)
+        refuse_unlike_workers(
+            self.plan,
+            self._group,
+            self.model,
+            self.optimizer,
+            run_folder="a folder" if folder is not None else "None",
+            resume=resume,
+            clip_norm=self._clip_norm,
+            learning_rate="mine" if self._own_rates else "plan",
+            sample_weights=sample_weights,
+        )
         self._feed, self._folder = self._feed_of(dataset), folder
         again = False
         if folder is not None:
@@ -246,6 +256,7 @@ class Session:
         self._run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
         for doubt in doubts(
             self.plan,
+            self.model,
             self.optimizer,
             self.device,
             first=self.rank == 0,
