@@ -21,7 +21,7 @@ from batchwright.distributed import group, heartbeat, transports
 from batchwright.distributed.buckets import Bucket
 from batchwright.distributed.group import Group, _refuse_one_gpu, naming_the_lost
 from batchwright.distributed.heartbeat import RollCall, presence
-from batchwright.errors import JobError, LostWorkerError, WorkerError
+from batchwright.errors import JobError, LostWorkerError, TrainingError, WorkerError
 from batchwright.probing.commands import TimeLink
 from batchwright.probing.measure import collective, link
 from batchwright.training import loop, session
@@ -217,6 +217,45 @@ def test_too_little_shared_memory_is_no_lost_worker(why):
         raise dist.DistBackendError(NO_SHARED_MEMORY.format(why))
     assert not isinstance(told.value, LostWorkerError)
     assert str(told.value).endswith(f"(size 7340384){why})")
+
+
+NCCL_ERROR = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled cuda error "
+    "(run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("Cuda failure 'invalid device ordinal'", ": invalid device ordinal"),
+        ("Cuda failure 217 'peer access is not supported'", ": peer access is not supported"),
+        ("", ""),
+    ],
+)
+def test_a_cuda_error_inside_nccl_is_this_workers_own(end, said, monkeypatch):
+    error, lost = RuntimeError(NCCL_ERROR + end), [False]
+
+    def told():
+        with pytest.raises(WorkerError) as caught, naming_the_lost():
+            raise error
+        return caught.value
+
+    line = f" had a CUDA error in an exchange by NCCL{said}; start again with NCCL_DEBUG=INFO in "
+    monkeypatch.setattr(RollCall, "current", None)
+    assert str(told()).startswith("this worker" + line)
+    present = SimpleNamespace(
+        here="worker 1 (here/cuda:1)",
+        misses_one=lambda **_: lost[0],
+        inquire=lambda: "worker 0 left the run",
+    )
+    monkeypatch.setattr(RollCall, "current", present)
+    for lost[0], kind in ((False, TrainingError), (True, LostWorkerError)):  # it shares memory
+        caught, behind = told(), group.failure_behind(error)
+        assert str(behind) == str(caught)
+        assert {type(behind), type(caught)} == {kind}
+        assert str(caught).startswith(present.here + line) != lost[0]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.processes import report_failure
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
 from batchwright.distributed.transports import fetched, nothing, transport_for
-from batchwright.errors import JobError, LostWorkerError, WorkerError, one_line
+from batchwright.errors import JobError, LostWorkerError, TrainingError, WorkerError, one_line
 from batchwright.workload.host import gpu_failure, identity, is_out_of_memory
 
 _PORTS = (
@@ -274,6 +274,25 @@ class Group:
         if self.size > 1:
             self._transport.watch()
 
+    def begin(self, what: str) -> None:
+        """Note what this worker begins, for `meet`; all workers begin the same, in the same order.
+
+        Args:
+            what: What it does, as in the sentence "worker 1 takes a step".
+        """
+        if self._roll_call is not None:
+            self._roll_call.begin(what)
+
+    def meet(self) -> None:
+        """Wait until all workers have begun what this one has begun last; see `RollCall.meet`.
+
+        Raises:
+            TrainingError: Another worker has begun something else instead.
+            LostWorkerError: Another worker is gone, or has not come in time.
+        """
+        if self._roll_call is not None:
+            self._roll_call.meet(self._timeout)
+
     def give_up(self, error: BaseException) -> None:
         """Note an error, and abort exchanges that may never end; to be called first after it.
 
@@ -366,8 +385,8 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
         ) from None
 
 
-def loss_behind(error: BaseException) -> LostWorkerError | None:
-    """The error that names a lost worker, if another error came out of a collective for it.
+def failure_behind(error: BaseException) -> WorkerError | None:
+    """The error that names a lost worker, or this one's own GPU, behind that of a collective.
 
     A user's loop may exchange something by itself, and then be the first to notice that a worker is
     gone.
@@ -375,6 +394,8 @@ def loss_behind(error: BaseException) -> LostWorkerError | None:
     roll_call = RollCall.current
     if roll_call is None or not isinstance(error, RuntimeError):
         return None
+    if (own := _own_cuda_error(error)) is not None:
+        return own
     frames = traceback.extract_tb(error.__traceback__)
     named = isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|ProcessGroup", str(error))
     if not named and not any("torch/distributed" in frame.filename for frame in frames):
@@ -384,6 +405,27 @@ def loss_behind(error: BaseException) -> LostWorkerError | None:
         return None
     return LostWorkerError(
         f"lost contact with another worker during an exchange: {lost} ({_cause(error)})"
+    )
+
+
+def _own_cuda_error(error: RuntimeError) -> TrainingError | None:
+    """The error to raise where a call of CUDA has failed inside NCCL, on this worker itself.
+
+    A call may also fail because another worker is gone whose memory it shares. Then, and where
+    NCCL says something else, ``None``.
+    """
+    if not re.search("ncclUnhandledCudaError|unhandled cuda error", str(error)):
+        return None
+    roll_call, who = RollCall.current, "this worker"
+    if roll_call is not None:
+        if roll_call.misses_one(failed=False):
+            return None
+        who = roll_call.here
+    said = re.search(r"(?:Cuda|HIP) failure (?:\d+ )?'([^']*)'", str(error))
+    what = f": {said[1]}" if said else ""
+    return TrainingError(
+        f"{who} had a CUDA error in an exchange by NCCL{what}; start again with NCCL_DEBUG=INFO "
+        "in the environment, which shows the call that fails"
     )
 
 
@@ -401,6 +443,7 @@ def naming_the_lost() -> Iterator[None]:
         LostWorkerError: The block raised `RuntimeError`, as collectives do, and not because of
             this worker's own device.
         WorkerError: NCCL found too little shared memory on this host.
+        TrainingError: A call of CUDA has failed inside NCCL, on this worker.
     """
     roll_call = RollCall.current
     if roll_call is not None:
@@ -413,6 +456,8 @@ def naming_the_lost() -> Iterator[None]:
             raise  # of this worker's own device, which says so where it is waited for
         if no_room := re.search(_NO_SHARED_MEMORY, str(error)):
             raise WorkerError(f"{_MORE_SHARED_MEMORY} ({no_room[0]})") from error
+        if (own := _own_cuda_error(error)) is not None:
+            raise own from error
         cause = _cause(error)
         lost = roll_call.inquire() if roll_call is not None else ""
         raise LostWorkerError(
