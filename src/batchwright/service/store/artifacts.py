@@ -38,7 +38,7 @@ from batchwright.service.job_states import LEASE_LOST
 from batchwright.service.problems import Conflict, NoRoom, NotFound, Overtaken, ServiceProblem
 from batchwright.service.store.artifact_place import ArtifactPlace
 from batchwright.service.store.job_rows import job_row
-from batchwright.service.store.part import Part, lock_for_insert
+from batchwright.service.store.part import Common, Part, lock_for_insert
 
 log = logging.getLogger("batchwright.service")
 
@@ -61,8 +61,8 @@ class Upload(NamedTuple):
 class Artifacts(Part):
     """The table of artifacts, and the place of their objects."""
 
-    def __init__(self, *common: Any) -> None:
-        super().__init__(*common)
+    def __init__(self, common: Common) -> None:
+        super().__init__(common)
         self._place: ArtifactPlace | None = None
         self._opening = threading.Lock()
 

@@ -22,14 +22,12 @@ from sqlalchemy import Connection, Select, bindparam, delete, select, union_all,
 
 from batchwright.records import DataFacts, EpochRecord
 from batchwright.records.lines.line_files import line_text, read_line
-from batchwright.records.lines.run_lines import EpochLine, RunLine, note
+from batchwright.records.lines.run_lines import EpochLine, EvaluationLine, RunLine, note
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import NOT_DELETED, records, runs
 from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, ServiceProblem
-from batchwright.service.settings import Settings
 from batchwright.service.store.lines import LONGEST_LINE
-from batchwright.service.store.part import Clock, Part, missing
+from batchwright.service.store.part import Common, Part, missing
 from batchwright.service.store.tokens import Caller
 
 MAX_DROPPED = 200_000
@@ -116,8 +114,8 @@ class StoredRecords:
 class Records(Part):
     """The table of records."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
-        super().__init__(database, settings, clock)
+    def __init__(self, common: Common) -> None:
+        super().__init__(common)
         self._queue = threading.Lock()  # guards the two below
         self._waiting: list[_Delivery] = []
         self._storing = False  # whether the thread is at work
