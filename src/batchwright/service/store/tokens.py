@@ -32,7 +32,7 @@ BROWSER = "browser"
 _VALID = select(tokens).where(tokens.c.hash == bindparam("hash"), tokens.c.revoked.is_(None))
 """Built once, as each request runs it."""
 
-RESERVED = (BROWSER, "operator")
+RESERVED = (BROWSER, "operator", "service")
 """Names in the audit log that no token may have."""
 
 
