@@ -55,9 +55,9 @@ def images(tmp_path_factory) -> Path:
     return root
 
 
-def trained(folder: Path, data: str, **keys) -> bw.RunSummary:
+def trained(folder: Path, data: str, side: int = SIDE, **keys) -> bw.RunSummary:
     job = Job(
-        data=data, launch="in-process", workers=1, epochs=3, resolutions=(SIDE,), global_batch=16,
+        data=data, launch="in-process", workers=1, epochs=3, resolutions=(side,), global_batch=16,
         precision="float32", network="kept_network:network", **keys,
     )  # fmt: skip
     plan = plan_without_profile(job, open_data(job).facts, make_network(name=job.network))
@@ -137,6 +137,41 @@ def test_a_folder_a_run_and_a_delivered_network_give_what_the_run_reported(
     found, again, _ = classified(model, overrides=[*spec, "loaders=0"], out=tmp_path / "kept.csv")
     assert [row["path"] for row in again] == paths
     assert abs(found.right - own.right) <= 3  # which are decoded at a smaller scale
+
+    # Theirs is not the mean of the training's images, which is the one that counts.
+    for part in ("train", "val"):
+        for name in CLASSES:
+            (tmp_path / "dark" / part / name).mkdir(parents=True)
+            dark = photograph(0, CLASSES.index(name)).point(lambda level: level // 3)
+            dark.save(tmp_path / "dark" / part / name / "0.png")
+    spec = [f"data=imagefolder:{tmp_path / 'dark'}", "loaders=0"]
+    _, rows, _ = classified(model, tmp_path / "dark" / "val", out=tmp_path / "dark.csv")
+    _, again, _ = classified(model, overrides=spec, out=tmp_path / "in-files.csv")
+    assert again == rows
+    monkeypatch.undo()
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    _, again, _ = classified(model, overrides=spec, out=tmp_path / "stored.csv")
+    assert again == rows
+
+
+@pytest.mark.slow
+def test_handwritten_digits_as_files_are_classified_as_the_run_did(tmp_path):
+    weights = (0.485, 0.456, 0.406, 0.229, 0.224, 0.225)  # whose normalization is another
+    run = trained(tmp_path / "run", "digits", 8, normalize=weights)
+    own, rows, _ = classified(run.run_folder, out=tmp_path / "own.csv")
+    assert own.right == run.best_epoch.val_correct < own.labelled == 360
+    assert own.right < own.in_top <= 360
+    held = open_data(run.plan.job).val
+    for index, label in enumerate(held.labels.tolist()):
+        folder = tmp_path / "digits" / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(held.image(index).numpy()).save(folder / f"{index:03}.png")
+    found, again, _ = classified(run.run_folder, tmp_path / "digits", out=tmp_path / "files.csv")
+    assert found == own
+    by_number = {f"digits#{int(Path(row['path']).stem)}": row for row in again}
+    assert {row["path"]: row for row in rows} == {
+        path: row | {"path": path} for path, row in by_number.items()
+    }
 
 
 @pytest.mark.slow
