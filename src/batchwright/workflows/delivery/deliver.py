@@ -59,9 +59,8 @@ def deliver(
     if is_there(target) and (not is_folder(target) or any(target.iterdir())):
         raise FileError(f"{target} exists and is not empty: choose another --out")
     from batchwright.training.checkpoints.checkpoint import load_checkpoint
-    from batchwright.workload.library_networks import built_side
     from batchwright.workload.model_files import load_model, save_model, write_onnx
-    from batchwright.workload.task import trained_weights
+    from batchwright.workload.task import built_side, trained_weights
 
     path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
     if checkpoint == "best" and not path.exists():  # the run was never evaluated
