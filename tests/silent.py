@@ -136,6 +136,13 @@ class _Group(ProcessGroup):
         _aborted.set()
 
 
+def wait() -> None:
+    """As where the host reads a tensor of a GPU: only an abort ends what never comes."""
+    done = _mark()
+    while not (done() or _aborted.is_set()):
+        time.sleep(0.01)
+
+
 def now(device: torch.device) -> float:
     """As `timing.now` with a GPU: where a message never comes, it waits for ever."""
     done = _mark()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -12,13 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.distributed import exit_reports, processes
-from batchwright.errors import BrokenStepError, PlanError, TrainingError
+from batchwright.errors import BrokenStepError, PlanError, TrainingError, WorkerError
 from batchwright.training import loop, session
+from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.parameter_server.server_run import RoundWorker
 from batchwright.training.running import Setup
 from batchwright.training.step.normalization import Statistics
 from batchwright.workflows.run_training import Begun, train_here
-from test_session import FEATURES, make_session, make_tiny_plan
+from test_session import FEATURES, Points, make_session, make_tiny_plan
 
 
 class ShortOfMemory(torch.optim.AdamW):
@@ -93,6 +95,127 @@ def test_weights_that_are_half_updated_are_kept_nowhere(tmp_path):
     assert not list(checkpoints.iterdir())
 
 
+class Spoilt(torch.autograd.Function):
+    """Its backward pass fails once, when the layers behind it have their gradients."""
+
+    fails = False
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Spoilt.fails:
+            Spoilt.fails = False
+            raise ValueError("of my own")
+        return gradient
+
+
+class Refusing(torch.optim.SGD):
+    """A step of it fails once."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            self.fails = False
+            raise ValueError("of my own")
+        super().step(closure)
+
+
+class Careless:
+    """A loop that catches an error of its second step in its backward pass, or in the update."""
+
+    def __init__(self, where, **options):
+        self.first, self.last = nn.Linear(FEATURES, 4), nn.Linear(4, 3)
+        network = nn.Sequential(self.first, self.last)
+        self.optimizer = Refusing(network.parameters(), lr=0.1)
+        self.where, self.one = where, make_session(network, self.optimizer, **options)
+
+    def step(self, features, labels):
+        outputs = self.last(Spoilt.apply(self.first(features)))
+        self.one.step(functional.cross_entropy(outputs, labels))
+
+    def train(self, goes_on):
+        steps = 0
+        for _ in self.one.epochs():
+            for features, labels in self.one.batches():
+                steps += 1
+                Spoilt.fails = steps == 2 and self.where == "backward pass"
+                self.optimizer.fails = steps == 2 and self.where == "update"
+                try:
+                    self.step(features, labels)
+                except ValueError:
+                    if goes_on(self, features, labels):
+                        break
+            if goes_on is leaves:
+                break
+
+
+def again(loop, features, labels):
+    loop.step(features, labels)
+
+
+def with_the_next_batch(loop, features, labels):
+    """Simply go on."""
+
+
+def with_another_loop(loop, features, labels):
+    next(loop.one.batches())
+
+
+def with_the_next_epoch(loop, features, labels):
+    return True
+
+
+def evaluates(loop, features, labels):
+    loop.one.evaluate(Points(4), lambda outputs, labels: labels == 0)
+
+
+def leaves(loop, features, labels):
+    return True
+
+
+@pytest.mark.parametrize("where", ["backward pass", "update"])
+@pytest.mark.parametrize(
+    "goes_on", [again, with_the_next_batch, with_another_loop, with_the_next_epoch, evaluates]
+)
+def test_a_loop_that_goes_on_after_an_error_within_a_step_is_refused(where, goes_on):
+    """The gradients of its batch would count twice, or its samples not at all."""
+    loop = Careless(where)
+    said = r"^session\.step\(\) has ended with an error \(ValueError: of my own\) and may be half"
+    with pytest.raises(RuntimeError, match=said), loop.one:
+        loop.train(goes_on)
+
+
+def test_a_loop_that_is_left_after_a_failed_backward_pass_keeps_its_whole_steps(tmp_path):
+    loop = Careless("backward pass", run_folder=tmp_path / "run")
+    with loop.one:
+        loop.train(leaves)
+    content = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert (content["state"]["step"], content["state"]["samples_seen"]) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (3.0, "got the float 3.0 for a loss: give it as the tensor"),
+        (lambda: None, "got None for a loss"),
+        (lambda: torch.ones(5, requires_grad=True), r"a loss of shape \(5,\): give one number"),
+    ],
+)
+def test_a_loss_that_is_no_number_of_the_network_is_refused_in_a_line(loss, said):
+    def step():
+        with make_session() as one:
+            next(one.epochs())
+            next(one.batches())
+            one.step(loss)
+
+    with pytest.raises(ValueError, match=said):
+        step()
+
+
 def out_of_memory_once(reducer, monkeypatch):
     finish, fails = reducer.finish, [True]
 
@@ -145,13 +268,18 @@ def test_a_worker_cannot_repeat_what_others_exchange_statistics_in(monkeypatch):
                 return
 
 
-def test_workers_that_exchange_statistics_take_equally_many_passes(monkeypatch):
+def test_workers_that_exchange_statistics_take_equally_many_passes_and_are_watched(monkeypatch):
+    """Watched, as the host itself waits for the others in each pass."""
+    watched = []
     monkeypatch.setattr(session, "refuse_synchronized_on_cpu", lambda *_: None)
+    monkeypatch.setattr(session.Group, "watch", lambda group: watched.append(group))
     for layer, together in (nn.SyncBatchNorm(3), True), (nn.BatchNorm1d(3), False):
         network = nn.ModuleDict({"used": nn.Linear(FEATURES, 3), "other": layer})
         with make_session(network, plan=make_tiny_plan(epochs=1)) as one:
             next(one.epochs())
             assert one._run._sharing.steps._together == together
+            assert watched == ([one._group] if together else [])
+        watched.clear()
 
 
 def test_workers_of_a_server_exchange_no_statistics():
@@ -161,6 +289,21 @@ def test_workers_of_a_server_exchange_no_statistics():
     setup = SimpleNamespace(model=network, parameters=parameters, synchronized=True)
     with pytest.raises(PlanError, match="SyncBatchNorm exchanges statistics between all workers"):
         RoundWorker(setup, None)
+
+
+def test_a_worker_is_told_by_its_own_error_though_a_library_has_ended_it(tmp_path, monkeypatch):
+    """As NCCL's watchdog may, where a GPU has failed."""
+    monkeypatch.setenv(exit_reports.ERRORS_FOLDER, str(tmp_path))
+    for rank, secondary in ((0, True), (1, False)):
+        monkeypatch.setenv("RANK", str(rank))
+        exit_reports.leave_report(f"of worker {rank}", 1, secondary=secondary)
+    for codes, told in (
+        ({1: -signal.SIGABRT}, "worker 1: of worker 1"),
+        ({0: -signal.SIGABRT, 1: 1}, "worker 0 was killed by SIGABRT"),
+        ({0: 1, 1: -signal.SIGABRT, 2: -signal.SIGKILL}, "worker 2 was killed by SIGKILL"),
+    ):
+        with pytest.raises(WorkerError, match=f"^{told}"):
+            exit_reports.raise_failure(tmp_path, codes)
 
 
 def test_whoever_started_a_worker_goes_on_after_a_broken_step(tmp_path, monkeypatch):

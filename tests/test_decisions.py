@@ -16,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 from benchmarks.harness import kept_runs
 from benchmarks.harness.kept_runs import Run, RunLines, read_lines
 from benchmarks.harness.plans import Opened
+from benchmarks.planning import shifted_rates
 from benchmarks.planning.decisions import (
     BENCHMARK,
+    SHIFTS,
     Candidate,
     Case,
     Decision,
@@ -40,8 +42,10 @@ from benchmarks.planning.decisions_runs import (
     plan_of,
     wanted,
 )
+from benchmarks.planning.shifted_rates import usual_rates_times
 
-from batchwright.records import Estimate
+from batchwright.algorithms.learning_rate import make_rule
+from batchwright.records import Estimate, Job
 from samples import make_data, make_network
 
 TASK = "imagenette-resnet8"
@@ -240,6 +244,7 @@ def made_case(
         informed=taken(chosen, rate),
         knee=taken(knee, 0.1),
         trials_seconds=trials,
+        shifted={1 / 3: taken(C, 0.1), 3.0: taken(B, 0.3)},
     )
 
 
@@ -284,6 +289,46 @@ def test_figures_are_of_all_cases_and_trials_of_the_longer_trainings() -> None:
     assert values["accuracy_half_width_points"] == pytest.approx(6.25)
     assert values["trials_share"] == pytest.approx(0.1)
     assert values["trials_share_shorter"] == pytest.approx(0.5)
+    # By length: 60 and 70 points, 62 and 56 with rates that are off; worst 70 less 56.
+    assert values["shifted_rate_points"] == pytest.approx((-2 + 4 + 8 + 14) / 4)
+    assert values["worst_shifted_rate_points"] == pytest.approx(14)
+    assert values["shifted_rate_points_untried"] == pytest.approx((8 + 4) / 2, abs=0.01)
     assert figures["regret_points"].met
     assert not figures["accuracy_coverage"].met
     assert json.dumps(told(cases["one", 0, 2]), allow_nan=False)
+    assert told(cases["one", 0, 2])["shifted"]["3"]["times_usual_rate"] == pytest.approx(3)
+
+
+def test_what_rates_that_are_off_cost_is_the_mean_over_the_probes_of_a_task() -> None:
+    cases = {("one", 0, 2): made_case(A), ("one", 1, 2): made_case(B), ("other", 0, 2): made_case()}
+    costs = found_of(cases)["shifted_rate_points"]
+    assert costs == pytest.approx([(8 - 2) / 2, (14 + 4) / 2, -2, 4])
+
+
+# ------------------------------------------------------------------------------ rates that are off
+
+
+def usual_rates() -> dict[str, float]:
+    return {
+        f"{name} {batch_norm}": make_rule(Job(), 128, 1, name, batch_norm=batch_norm).base
+        for name, batch_norm in product(OPTIMIZERS, (True, False))
+    }
+
+
+def test_default_rates_are_off_inside_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = usual_rates()
+    assert before["muon True"] > before["muon False"]
+    for factor in SHIFTS:
+        with usual_rates_times(factor):
+            assert usual_rates() == {
+                one: pytest.approx(factor * rate) for one, rate in before.items()
+            }
+        assert usual_rates() == before
+    seen: list[object] = []
+    monkeypatch.setattr(
+        shifted_rates.commands, "main", lambda: seen.extend([usual_rates(), *sys.argv[1:]])
+    )
+    monkeypatch.setattr(sys, "argv", ["", "3", "probe", "data=digits"])
+    shifted_rates.main()
+    assert seen[0] != before
+    assert seen[1:] == ["probe", "data=digits"]

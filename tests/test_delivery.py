@@ -214,7 +214,7 @@ def test_images_of_other_than_three_channels_are_trained_on_and_their_network_de
     assert run.plan.data.channels == 2
     assert run.accuracy == 1.0
     card = bw.deliver(run.run_folder, tmp_path / "model").read_text()
-    assert "`images` are as the data set gave them, (n, 2, 8, 8)" in card
+    assert "`images` are a tensor of images as the data set gave them, (n, 2, 8, 8)" in card
     model = bw.load_model(tmp_path / "model", "resnet8", arguments)
     images, _ = radar()[0].tensors
     assert model.names(images[:2]) == ["first", "second"]

@@ -246,6 +246,7 @@ def test_a_report_names_the_commits_of_its_runs_where_they_are_others():
     assert table.when(report) == "2026-01-02, b"
     report["measurements"] = {table.COMMITS: {"a": 1, "b": 2}}
     assert table.when(report) == "2026-01-02, b (runs of a, b)"
+    assert table.when(report, brief=True) == "2026-01-02, b (runs of 2 commits)"
     told = f"commit {table.commits(table.newest('gradient_scaling_long')[0])}."
     assert "f3629d43" in told
     assert told in read("docs/measured.md")
@@ -849,8 +850,10 @@ def test_the_python_of_the_verbs_runs(prepared, tmp_path, monkeypatch):
     (tmp_path / "runs" / "a").rename(tmp_path / "runs" / "digits")
     bw.deliver(tmp_path / "runs" / "digits", tmp_path / "model")
     monkeypatch.chdir(tmp_path)
+    Image.new("L", (9, 12)).save("digit.png")
     scope = {"bw": bw, "images": torch.rand(2, 3, 8, 8)}
     for code in blocks(read("docs/verbs.md"), "python"):
         exec(code, scope)  # noqa: S102 - our own document
     assert scope["summary"].plan.job.data == "digits"
     assert len(scope["names"]) == 2
+    assert scope["shares"].shape == (1, 10)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -782,7 +783,10 @@ def _free_memory_is_all_but_what_others_hold():
 )
 def test_a_probe_measures_plans_and_trains(tmp_path):
     here = {"device": "cuda", "launch": "in-process", "workers": 1}
+    before = allocated()
     profile = batchwright.probe(data="digits", **here, probe={"budget": 5})
+    # The rest is for others; libraries keep workspaces, each thread's own.
+    assert torch.cuda.memory_reserved(GPU) <= before + 2**27
     assert profile.cluster.device == "cuda"
     assert "TF32" in profile.cluster.arithmetic
     assert profile.graphs is not None
@@ -848,7 +852,7 @@ def test_a_model_on_the_gpu_is_what_the_plan_is_for():
     "distributed.transports:Nccl.abort",
     "distributed.transports:Nccl.prepare",
 )
-def test_nccl_reads_aborts_and_leaves(tmp_path):
+def test_nccl_reads_aborts_and_leaves(tmp_path, monkeypatch):
     transport = transports.transport_for(GPU, 60)
     transport.prepare()
     host.enter(GPU)
@@ -861,6 +865,13 @@ def test_nccl_reads_aborts_and_leaves(tmp_path):
     told = [None]
     dist.all_gather_object(told, "by gloo")
     assert told == ["by gloo"]
+    marks, mark = threading.Semaphore(0), transport.mark
+    monkeypatch.setattr(transport, "mark", lambda: marks.release() or mark())
+    transport.watch()
+    for _ in range(3):
+        assert marks.acquire(timeout=SECONDS)  # the device goes on
+    transport.unwatch()
+    transport.settle()  # nothing was given up
     transport.give_up()
     transport.leave()
 
@@ -911,6 +922,50 @@ def test_a_worker_killed_under_nccl_is_named_and_the_other_leaves():
     (told,) = together(sums_until_one_is_killed, 2, killed=[1])
     assert told.startswith("LostWorkerError"), told
     assert "worker 1 " in told
+
+
+def synchronized(classes):
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(resnet8(classes))
+
+
+def trains_synchronized_until_one_is_killed(rank):
+    steps = itertools.count(1)
+
+    def each_step():
+        if rank == 1 and next(steps) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(torch.device("cuda", rank), plan=plan_for((6, 6)), make=synchronized, each_step=each_step)
+
+
+@two_gpus
+def test_a_worker_is_named_that_is_killed_while_layers_wait_for_it():
+    from test_transports import together
+
+    (told,) = together(trains_synchronized_until_one_is_killed, 2, killed=[1])
+    assert told.startswith("LostWorkerError"), told
+    assert "worker 1 " in told
+
+
+def trains_until_a_gpu_fails(rank):
+    device, steps = torch.device("cuda", rank), itertools.count(1)
+
+    def each_step():
+        if rank == 1 and next(steps) == 2:
+            torch.zeros(3, device=device)[torch.tensor([7], device=device)]
+
+    train(device, plan=plan_for((6, 6)), each_step=each_step)
+
+
+@two_gpus
+def test_a_gpu_that_fails_under_nccl_is_told_by_its_worker_which_lives():
+    from test_transports import together
+
+    told = together(trains_until_a_gpu_fails, 2)
+    assert told[1].startswith("TrainingError: the GPU of"), told[1]
+    assert "device-side assert" in told[1]
+    assert told[0].startswith("LostWorkerError"), told[0]
+    assert "worker 1 " in told[0]
 
 
 def trains_on_its_own(rank):

@@ -6,16 +6,17 @@ import os
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from benchmarks.gpu import __main__ as programme
-from benchmarks.gpu import papers, pytest_plugin
+from benchmarks.gpu import findings, papers, pytest_plugin, steps
 from benchmarks.gpu.findings import NAME, Findings
 from benchmarks.gpu.programme import AFTERWARDS, FIRST, STEPS
-from benchmarks.gpu.steps import RUN, Here, why_not
+from benchmarks.gpu.steps import RUN, Here, _rates, why_not
 from benchmarks.harness.benchmark import ROOT
 from benchmarks.harness.plans import Opened
 
@@ -43,6 +44,7 @@ def test_what_lacks_is_named_before_anything_of_ours_is_imported():
     assert not told.returncode, told.stderr
     assert b"'batchwright" not in told.stdout
     assert b"'torch" not in told.stdout
+    assert b"'pytest" not in told.stdout
 
 
 def test_a_dry_run_names_every_step_and_writes_nothing(tmp_path, capsys):
@@ -117,6 +119,84 @@ def test_the_folder_to_send_back_is_named(taking, tmp_path, capsys):
     assert taking("--steps", "server") == (0, ["server"])
     told = capsys.readouterr()
     assert f"to send back: the folder {tmp_path / 'out'}" in told.out + told.err
+
+
+def test_another_machine_is_described_and_probed_anew(taking, tmp_path, monkeypatch):
+    monkeypatch.setattr(findings, "machine", lambda: "GPU-1")
+    assert taking("--steps", "machine", "server") == (0, ["machine", "server"])
+    assert taking("--steps", "machine", "server") == (0, [])
+    found = Findings(tmp_path / "out", "abc")
+    found.add("predictions", "points checked", 6)
+    assert found.is_of_this_machine("predictions", "points checked")
+    monkeypatch.setattr(findings, "machine", lambda: "GPU-2")
+    assert not found.is_of_this_machine("predictions", "points checked")
+    assert taking("--steps", "machine", "server") == (0, ["machine"])
+    assert [line["machine"] for line in found.lines] == ["GPU-1"] * 3 + ["GPU-2"]
+
+
+def test_sources_without_a_commit_of_their_own_have_a_digest(tmp_path, monkeypatch):
+    (tmp_path / "src").mkdir()
+    monkeypatch.setattr(programme, "ROOT", tmp_path)
+    monkeypatch.setattr(programme, "commit", lambda: "abc+changes")
+    (tmp_path / "src" / "a.py").write_text("1")
+    first = programme._commit()
+    (tmp_path / "src" / "a.py").write_text("2")
+    assert first.startswith("abc+changes-")
+    assert programme._commit() not in (first, "abc+changes")
+    monkeypatch.setattr(programme, "commit", lambda: "abc")
+    assert programme._commit() == "abc"
+
+
+def test_a_peer_that_fails_costs_its_own_figures_alone(tmp_path, monkeypatch):
+    def steps(fails_at):
+        for step in count():
+            if step == fails_at:
+                raise RuntimeError("bus error\nat length")
+            yield
+
+    monkeypatch.setattr(Here, "device", torch.device("cpu"))
+    here = Here("speed-32", Findings(tmp_path, "abc"), tmp_path, None, tiny=True)
+    arms = {"session": steps(None), "resident batch": steps(None), "peer": steps(7)}
+    rates = _rates(here, arms, 8, "a network")
+    assert {name: len(each) for name, each in rates.items()} == {"session": 2, "resident batch": 2}
+    assert here.findings.of("speed-32") == {"a network, peer: failed": "RuntimeError: bus error"}
+    with pytest.raises(RuntimeError, match="bus error"):
+        _rates(here, {"session": steps(7)}, 8, "a network")
+
+
+def test_a_plain_script_that_fails_or_does_not_get_there_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(Here, "device", torch.device("cpu"))
+    monkeypatch.setattr(Here, "image_data", lambda _: "made up")
+    monkeypatch.setattr(steps, "batchwright", lambda *_, **__: {"test_accuracy": 0.5})
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
+    script = tmp_path / "benchmarks" / "planning" / "plain_torch.py"
+    script.parent.mkdir(parents=True)
+    for folder in (script.parent, script.parent.parent):
+        (folder / "__init__.py").touch()
+    here = Here("accuracy", Findings(tmp_path, "abc"), tmp_path, None, tiny=True)
+    script.write_text("print('{\"accuracy\": 0.01}'); raise SystemExit(3)")
+    with pytest.raises(SystemExit, match="ended with 3"):
+        steps.accuracy(here)
+    what = "made-up images, resnet8, seconds to 0.02: a plain script at rate 0.1"
+    assert not here.has(what)
+    script.write_text("print('{\"accuracy\": 0.01}')")
+    steps.accuracy(here)
+    assert here.findings.of("accuracy")[what] == "never reached; best 0.01"
+
+
+def test_a_test_that_failed_in_an_earlier_command_runs_again(tmp_path, monkeypatch):
+    here = Here("tests", Findings(tmp_path, "abc"), tmp_path, None, tiny=True)
+    here.found("a", "passed")
+    here.found("b", "failed: another process held the GPU")
+
+    def run(*_, **__):
+        assert here.findings.of("tests") == {"a": "passed", "b": findings.BEGAN}
+        here.found("b", "passed")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(steps.subprocess, "run", run)
+    steps.tests(here)
+    assert here.findings.of("tests") == {"a": "passed", "b": "passed"}
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from batchwright.distributed.joining.environments import Started
 from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.processes import LAUNCH
 from batchwright.distributed.rendezvous import choose_interface, interface_towards, meet
-from batchwright.errors import LostWorkerError
+from batchwright.errors import LostWorkerError, TrainingError
 from batchwright.workload.host import collective_interface
 from gloo import SECONDS, Worker, free_port
 
@@ -117,6 +118,91 @@ def test_nobody_is_named_when_all_failed_alike(roll_calls, monkeypatch):
     for thread in threads:
         thread.join()
     assert found == ["", "", ""]
+
+
+@pytest.fixture
+def quick_calls(monkeypatch):
+    """Three workers' roll calls, whose store goes with worker 0; they beat often."""
+    monkeypatch.setattr(heartbeat, "MISSED_BEATS", 10_000)  # a thread may begin late
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "_ANSWER_SECONDS", SECONDS)
+    store = dist.HashStore()
+    present = [Presence(f"node{r}/cpu:0", "", os.getpid(), f"token{r}") for r in range(3)]
+    calls = [RollCall(store, rank, present) for rank in range(3)]
+    yield calls
+    for call in calls:
+        call.close()
+
+
+def test_why_worker_0_left_is_known_also_when_its_store_has_gone_with_it(quick_calls, monkeypatch):
+    first, *others = quick_calls
+    first.close("ValueError: no such thing")
+    for call in others:
+        monkeypatch.setattr(call, "_inquire", refuses)
+        assert call.inquire() == "worker 0 (node0/cpu:0) left the run: ValueError: no such thing"
+
+
+def refuses():
+    raise RuntimeError("Connection reset by peer")
+
+
+def test_worker_0_waits_for_nobody_that_has_left_before(quick_calls):
+    first, second, third = quick_calls
+    third.close()
+    fall_silent(second)
+    second.say_failed()
+    first.close("ValueError: no such thing")  # else it would wait for minutes
+    assert second._read("heard/1") is None
+
+
+def meeting(calls, rank, what="evaluates"):
+    """The error with which a worker ends that begins something and waits for the others."""
+    calls[rank].begin(what)
+    try:
+        calls[rank].meet(SECONDS)
+    except (LostWorkerError, TrainingError) as error:
+        return error
+
+
+def test_workers_meet_once_all_have_come_to_the_same(quick_calls):
+    for _ in range(3):
+        with ThreadPoolExecutor() as threads:
+            found = [threads.submit(meeting, quick_calls, rank) for rank in range(3)]
+        assert [one.result() for one in found] == [None] * 3
+    assert not quick_calls[0]._store.check(["met/1/evaluates/0"])  # or they would become many
+
+
+@pytest.mark.parametrize(
+    ("before", "what", "doing"),
+    [
+        (0, "has left the loop", "takes a step"),
+        (0, "evaluates", "ends an epoch"),
+        (2, "evaluates", "evaluates"),
+    ],
+)
+def test_a_worker_that_goes_its_own_way_learns_what_another_does(before, what, doing, quick_calls):
+    for _ in range(before + 1):  # more than this one, or something else
+        quick_calls[1].begin(doing)
+    quick_calls[2].begin(what)
+    quick_calls[2]._come()
+    error = meeting(quick_calls, 0, what)
+    assert isinstance(error, TrainingError)
+    said = f"worker 0 (node0/cpu:0) {what}, and worker 1 (node1/cpu:0) {doing}: call session.step()"
+    assert str(error).startswith(said)
+
+
+def test_who_waits_for_the_others_learns_that_one_is_gone(quick_calls):
+    quick_calls[2].close("ValueError: no such thing")
+    error = meeting(quick_calls, 1)
+    assert isinstance(error, LostWorkerError)
+    assert str(error).endswith("worker 2 (node2/cpu:0) left the run: ValueError: no such thing")
+
+
+def test_who_waits_for_the_others_does_not_wait_for_ever(quick_calls):
+    quick_calls[0].begin("evaluates")
+    late = r"\) evaluates, and worker 1 \(.*\), worker 2 \(.*\) did not within 0\.05 s"
+    with pytest.raises(LostWorkerError, match=late):
+        quick_calls[0].meet(0.05)
 
 
 def test_a_roll_call_gives_way_to_the_one_before(roll_calls):
@@ -346,6 +432,36 @@ def test_who_misses_a_worker_can_know_why_it_left(tmp_path):
     assert ") left the run: ValueError: no such thing (" in heard
     assert reported == [(1, "ValueError: no such thing")]
     assert {one["secondary"] for one in exit_reports.reports_in(tmp_path)} == {True, False}
+
+
+def leaves_with_its_store(rank, folder):
+    """Worker 0, which holds the store, leaves; worker 1 looks once its process is gone, too."""
+    group = Group(torch.device("cpu"), SECONDS)
+    if not rank:
+        heartbeat.MISSED_BEATS, heartbeat._ANSWER_SECONDS = 10_000, SECONDS
+        return group.close(ValueError("no such thing"))
+    while not (folder / "gone").exists():
+        time.sleep(0.01)
+    with pytest.raises(LostWorkerError) as told:
+        group.barrier()
+    group.close(told.value)
+    return str(told.value)
+
+
+@pytest.mark.slow
+def test_worker_0_does_not_take_its_reason_with_it(tmp_path):
+    crew, port = [Worker(rank) for rank in range(2)], free_port()
+    try:
+        for one in crew:
+            one.send(leaves_with_its_store, tmp_path, workers=2, port=port)
+        crew[0].answer("to leave")
+        crew[0].kill()
+        (tmp_path / "gone").touch()
+        said = "worker 0 ({}/cpu:0) left the run: ValueError: no such thing ("
+        assert said.format(os.uname().nodename) in crew[1].answer("to miss worker 0")
+    finally:
+        for one in crew:
+            one.kill()
 
 
 def test_a_group_that_is_left_for_an_error_notes_it_for_worker_0(monkeypatch):

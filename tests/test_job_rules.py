@@ -34,6 +34,12 @@ CONFLICTS = [
         "and its workers step for themselves; leave one of them out",
     ),
     (
+        {"batch_norm": "synchronized", "cycle": {"recalibrate": 20}},
+        "cycle.recalibrate=20 with batch_norm=synchronized: each worker measures statistics on "
+        "batches of its own number and sizes, and such layers would wait for the others in each; "
+        "leave one of them out",
+    ),
+    (
         {"launch": "virtual", "workers": 3, "virtual": {"speeds": [1, 2]}},
         "virtual.speeds=1,2: 2 values for workers=3: give one for each",
     ),

@@ -1,8 +1,10 @@
 """`probing`: what is measured, in this process; with others in `test_probe_workers`."""
 
+import gc
 import io
 import multiprocessing
 import sys
+import weakref
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -247,6 +249,21 @@ def test_what_a_gpu_holds_is_told_once_all_images_are_there(monkeypatch):
         prepare = commands.Prepare(workers=1, precision="float32")
         assert here.ask(prepare, commands.Prepared).held_bytes == 123
     assert there[-3:] == ["images", "nothing recorded", "counted"]
+
+
+def test_a_probe_in_this_process_leaves_the_gpu_to_others(importable, monkeypatch):
+    """The cells of a sweep train in processes of their own."""
+    left = []
+
+    def release(device):
+        gc.collect()
+        left.append((device, bench()))
+
+    monkeypatch.setattr(executor, "release_memory", release)
+    with closing(InProcess(tiny_job())) as here:
+        here.ask(commands.Prepare(workers=1, precision="float32"), commands.Prepared)
+        bench = weakref.ref(here._executor._bench)
+    assert left == [(CPU, None)]
 
 
 def test_an_allocation_is_seen_at_its_size():

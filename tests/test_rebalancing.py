@@ -145,6 +145,20 @@ def test_the_noise_of_a_measurement_is_that_of_its_steps_and_of_those_before():
     assert noise_between([steady, slower] * 3) > 0.3
 
 
+def test_noise_between_measurements_reads_each_speed_a_few_times_however_many_workers():
+    class Counted(dict):
+        reads = 0
+
+        def values(self):
+            for value in super().values():
+                Counted.reads += 1
+                yield value
+
+    workers = 500
+    noise_between([Counted({f"{n}": 1.0 + n for n in range(workers)}) for _ in range(2)])
+    assert Counted.reads <= 2 * 2 * workers  # with a mean for each worker it was their square
+
+
 def test_shares_of_equal_workers_rest_where_one_or_the_other_is_slow_for_an_epoch():
     """Epochs of few steps on a busy machine: who was slow in one says nothing of the next."""
     moves = []

@@ -783,6 +783,36 @@ def test_a_report_that_cannot_be_written_does_not_stop_a_run(folder, told):
     assert told[0].startswith("this run is not reported: cannot read")
 
 
+class Waiting:
+    """A reporter for which the user does not wait."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def say(self, _):
+        pass
+
+    def wait(self, _):
+        raise KeyboardInterrupt
+
+    def close(self):
+        pass
+
+    def lines(self):
+        return ()
+
+
+def test_ctrl_c_ends_the_waiting_for_the_reporter_and_not_the_run(folder, told, monkeypatch):
+    monkeypatch.setattr(reporter_process, "Companion", Waiting)
+    try:
+        with reported(folder, "http://127.0.0.1:9", tell=told.append):
+            pass
+    except KeyboardInterrupt:
+        pytest.fail("it ended the run")
+    assert told[-1].startswith("7 lines of this run could not be sent to http://127.0.0.1:9 yet")
+    assert read_report(folder).state == "finished"
+
+
 @pytest.mark.slow
 def test_a_service_that_is_not_there_is_told_of_and_left_for_later(folder, told, monkeypatch):
     monkeypatch.setattr(reporter_process, "LAST_SECONDS", 0.5)

@@ -341,7 +341,9 @@ def test_when_tokens_were_used_is_written_when_the_service_ends(service):
     assert {token.name: token for token in other.tokens.list()}["read"].used == service.clock.now
 
 
-@pytest.mark.parametrize("name", ["", "x" * 121, "a\nb", "browser", "browser ada", "operator"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 121, "a\nb", "browser", "browser ada", "operator", "service"]
+)
 def test_some_names_cannot_name_a_token(service, name):
     from batchwright.service.problems import Refused
 

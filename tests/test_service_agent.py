@@ -29,7 +29,7 @@ from batchwright.errors import BatchwrightError, FileError, Interrupted, WorkerE
 from batchwright.records import Job
 from batchwright.records.agent_rules import GIB
 from batchwright.records.documents import change_job, job_yaml, write_record
-from batchwright.records.service import AgentIntroduction, KeptAdvice, RunIntroduction
+from batchwright.records.service import AgentIntroduction, JobOrders, KeptAdvice, RunIntroduction
 from batchwright.service.database.tables import jobs
 from batchwright.storage import locks
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
@@ -156,6 +156,14 @@ def test_a_job_is_probed_planned_trained_and_reported(service, queued, hold, tmp
     records = service.store.records.after(found.run, None, -1, 100).records
     assert [values_of(record) for record in records] == lines_of(folder / "run")
     assert not here.work()
+
+
+def test_a_damaged_file_of_the_job_ends_no_agent(service, queued, hold, tmp_path):
+    folder = tmp_path / "agent" / "jobs" / queued.id
+    folder.mkdir(parents=True)
+    (folder / "job.yaml").write_bytes(b"data: \xff")
+    assert Here(service, tmp_path / "agent").work()
+    assert state(service, queued).state == "done"
 
 
 @pytest.mark.parametrize(
@@ -323,6 +331,24 @@ def test_an_end_is_reported_though_the_disk_is_full_by_then(
     assert (found.state, service.store.runs.get(found.run).state) == ("done", "finished")
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_whose_report_is_missing_or_damaged_is_reported_at_the_end(
+    service, queued, hold, tmp_path, monkeypatch, damaged
+):
+    """As after a full disk or a loss of power: nothing of a finished training is to fail."""
+
+    def no_report(run):
+        if damaged:
+            raise FileError(f"cannot read {run}/report.json: it is not JSON")
+
+    monkeypatch.setattr(job_work, "read_report", no_report)
+    assert Here(service, tmp_path / "agent").work()
+    found = state(service, queued)
+    assert (found.state, found.error) == ("done", None)
+    run = service.store.runs.get(found.run)
+    assert (run.state, run.job, run.records) == ("finished", queued.id, 21)
+
+
 def test_an_error_with_what_no_text_may_hold_is_told_too(service, queued, hold, tmp_path):
     """The service would refuse it, and the agent get the same job again."""
     hold.write_text("fail probe: half\0a line")
@@ -357,7 +383,7 @@ def test_an_agent_that_lost_its_job_stops_and_says_no_more(
     wait_until(lambda: clock.go(1000) or two.agent._lease())  # a heartbeat may come in between
     thread.join(SECONDS)
     assert not thread.is_alive()
-    assert one.told[-1] == "a job: the lease was lost, so another agent goes on with it"
+    assert one.told[-1] == "a job: the lease was lost: another agent has it, or it has ended"
     assert state(service, queued).agent == "two"
     assert state(service, queued).state == "training"
 
@@ -391,6 +417,24 @@ def test_only_what_no_repeating_helps_against_is_a_lost_lease(status, lost):
     one = lease_heartbeat.LeaseHeartbeat(report, key, 30.0, threading.Event())
     one.give_back(sent=False)
     assert (one.lost, one.ended) == (lost, lost)
+
+
+def test_heartbeats_go_on_while_the_service_takes_long_over_a_report(monkeypatch):
+    """As over a plan, which it makes again: another agent would get the job meanwhile."""
+    monkeypatch.setattr(lease_heartbeat, "BEAT_SECONDS", 0.01)
+    beats = []
+
+    def report(progress):
+        if progress.state is None:
+            beats.append(progress)
+        else:
+            before = len(beats)
+            wait_until(lambda: len(beats) > before + 2, "no heartbeat came")
+        return JobOrders(state="planned", stop=False)
+
+    key = "00000000-0000-4000-8000-000000000001"
+    with lease_heartbeat.LeaseHeartbeat(report, key, 30.0, threading.Event()) as one:
+        assert one.say("planned").state == "planned"
 
 
 def test_a_stopped_agent_gives_its_job_back_and_goes_on_later(service, queued, hold, tmp_path):

@@ -34,7 +34,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.records.service import AgentIntroduction, JobArtifacts, JobProgress, Lease
 from batchwright.service.api import artifacts as api
 from batchwright.service.pages.assets import assets
-from batchwright.service.problems import Conflict, Overtaken, Refused
+from batchwright.service.problems import Conflict, Overtaken, Refused, Unavailable
 from batchwright.service.store.artifact_place import ArtifactPlace
 from clients import a_server, wait_until
 from samples import make_job
@@ -430,6 +430,26 @@ def test_files_go_with_their_job(service, tmp_path):
     assert fetched(kept, lease, "last.pt").status_code == 404
 
 
+def test_what_cannot_be_removed_keeps_nothing_else(kept, monkeypatch):
+    lease, place, stuck = leased(kept), kept.store.artifacts.place, []
+    usual = place.remove
+
+    def remove(name):
+        if name in (stuck or [name]):
+            stuck.append(name)
+            raise Unavailable("the place of artifacts cannot be cleared: Device or resource busy")
+        usual(name)
+
+    monkeypatch.setattr(place, "remove", remove)
+    for content in (b"first", b"second", b"third"):
+        bring(kept, lease, "last.pt", content)
+    kept.app.state.remover.soon()
+    assert len(objects_in(kept)) == 2  # the newest, and the first
+    monkeypatch.undo()
+    kept.app.state.remover.soon()
+    assert len(objects_in(kept)) == 1
+
+
 def test_what_a_killed_service_left_on_its_way_is_removed(kept):
     lease = leased(kept)
     artifacts = kept.store.artifacts
@@ -470,6 +490,21 @@ def test_of_two_that_come_at_once_the_later_one_counts(kept, name):
     assert fetched(kept, lease, name).content == b"second"
     assert names_in(kept, lease.job.id) == [name]
     assert len(objects_in(kept)) == 2
+
+
+def test_one_that_comes_after_a_newer_one_replaces_nothing(keeping):
+    """As from a proxy that has kept it while its sender sent another."""
+    lease, header = leased(keeping), "batchwright-replaces"
+    assert bring(keeping, lease, "last.pt", b"newer", **{header: ""}).status_code == 200
+    late = bring(keeping, lease, "last.pt", b"older", **{header: ""})
+    assert (late.status_code, late.headers["retry-after"]) == (409, "1")
+    assert "send what is newer" in late.json()["detail"]
+    assert fetched(keeping, lease, "last.pt").content == b"newer"
+    known = hashlib.sha256(b"newer").hexdigest()
+    assert bring(keeping, lease, "last.pt", b"newest", **{header: known}).status_code == 200
+    assert fetched(keeping, lease, "last.pt").content == b"newest"
+    assert bring(keeping, lease, "last.pt", b"x", **{header: "no digest"}).status_code == 422
+    assert len(objects_in(keeping)) == 1
 
 
 def test_one_that_comes_after_its_row_was_removed_leaves_no_object(keeping):
@@ -525,9 +560,9 @@ def test_a_large_file_is_never_whole_in_memory_at_either_end(tmp_path):
     with a_server(tmp_path) as server, Remote(server.url, server.token) as remote:
         lease = a_lease(remote)
         files = JobFiles(remote, lease.job.id, lease.key)
-        files.put("best.pt", [piece], MIB, hashlib.sha256(piece).hexdigest())
+        files.put("best.pt", [piece], MIB, hashlib.sha256(piece).hexdigest(), "")
         before, ours = peak(server.process), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        files.put("last.pt", (piece for _ in range(size // MIB)), size, found.hexdigest())
+        files.put("last.pt", (piece for _ in range(size // MIB)), size, found.hexdigest(), "")
         info = next(one for one in files.listed().artifacts if one.name == "last.pt")
         files.fetch(info, tmp_path / "last.pt")
         assert peak(server.process) - before < 64 * MIB

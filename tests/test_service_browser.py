@@ -15,9 +15,9 @@ from batchwright.records.service import (
     RunEnd,
     RunIntroduction,
 )
-from batchwright.service import plan_answers
+from batchwright.service import processes
 from batchwright.service.pages.demo import DEMO, load_demo
-from batchwright.service.plan_answers import PLANNING
+from batchwright.service.plan_answers import PLANNERS
 from browsers import browsing, serving, violations
 from clusters import make_measured
 from samples import make_dual_plan, make_plan, make_profile, make_summary
@@ -127,6 +127,14 @@ def test_submit_approve_watch_compare(tmp_path):
         assert violations(page) == []
         assert page.complaints == []
 
+        # the server goes away, and nobody is signed in any more when it is back
+        page.get_by_role("link", name="Jobs").click()
+        server.stop()
+        page.get_by_text("The server is not reached").wait_for()
+        server.store.sign_in.leave_all()
+        server.start()
+        page.get_by_text("This browser is no longer signed in").wait_for()
+
 
 def test_the_planner_answers_while_one_types(tmp_path, monkeypatch):
     with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
@@ -155,8 +163,8 @@ def test_the_planner_answers_while_one_types(tmp_path, monkeypatch):
         assert page.complaints == []
 
         # others plan: the old answer is told to be one, and the question asked again
-        monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 0.01)
-        with PLANNING:
+        monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.01)
+        with PLANNERS._turns:
             page.get_by_label("Deadline").fill("3 h")
             page.get_by_text("The server has too much to do").first.wait_for()
             page.get_by_text("the answer to an earlier question").wait_for()

@@ -144,8 +144,8 @@ class Other(BaseHTTPRequestHandler):
         if self.path == "/away":
             self.send_response(302)
             self.send_header("Location", "http://evil.example/")
-        elif self.path == "/nowhere":
-            self.send_response(404)
+        elif self.path in ("/nowhere", "/closed"):
+            self.send_response(404 if self.path == "/nowhere" else 403)
         else:
             self.send_response(200)
         self.end_headers()
@@ -162,10 +162,10 @@ def test_another_program_at_the_address_is_recognized_and_no_redirect_is_followe
     try:
         with Service(f"http://127.0.0.1:{server.server_port}", "bw_x") as one:
             for ask in (one.get, lambda path: list(one.get_file(path))):
-                for path, status in (("/here", 200), ("/away", 302), ("/nowhere", 399)):
+                for path in ("/here", "/away", "/nowhere", "/closed"):
                     with pytest.raises(ServiceError, match="does not answer as `batchw") as refused:
                         ask(path)
-                    assert refused.value.status == status
+                    assert (refused.value.status, refused.value.by_another) == (0, True)
                     assert refused.value.passing  # it may be a proxy whose service is away
             with pytest.raises(ServiceError, match="does not answer as `batchw"):
                 list(one.get_file("/json"))

@@ -79,6 +79,13 @@ def test_a_run_that_is_gone_is_left_out(service):
     assert page.source.count("checked") == 2
 
 
+def test_one_run_too_many_is_offered_again(service):
+    *most, last = runs_of(service, 13)
+    page = browse(service.sign_in(), address(*most, last))
+    assert all(f'value="{run}" checked>' in page.source for run in most)
+    assert f'value="{last}">' in page.source
+
+
 def test_the_comparison_follows_its_runs(service):
     runs = runs_of(service, 2)
     for run in runs:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from artifacts import restarted
 from batchwright.records.service import RunEnd
 from batchwright.service.pages.assets import assets
 from batchwright.service.pages.run_page import MAX_EPOCHS, lines_of
@@ -125,6 +126,13 @@ def test_without_runs_the_list_says_how_to_get_one(empty):
     page = browse(service.sign_in(), "/runs")
     assert f"--report-to {ADDRESS}" in page.source
     assert "Load the demo run" in page.source
+
+
+def test_commands_name_the_address_that_the_service_goes_by(empty):
+    """A proxy need not say that browsers come by HTTPS."""
+    browser = restarted(empty, public_url="https://plans.example.org").sign_in()
+    for path, option in (("/runs", "--report-to"), ("/jobs", "--server")):
+        assert f"{option} https://plans.example.org" in browse(browser, path).source
 
 
 def test_runs_are_listed_with_what_matters_of_them(empty):
@@ -351,6 +359,13 @@ def test_of_very_many_records_few_are_drawn(service):
     assert len(lines.steps) <= 301
     assert lines.stride == 4
     assert browse(service.sign_in(), f"/runs/{run}").parts
+
+
+def test_of_many_notes_the_newest_are_shown(service):
+    run = service.a_run()
+    service.report(run, *({"kind": "note", "text": f"note {number}"} for number in range(30)))
+    notes = lines_of(service.store, service.store.runs.get(run)).notes
+    assert [line.text for line in notes] == [f"note {number}" for number in range(10, 30)]
 
 
 def test_files_of_a_run_may_be_kept(service):

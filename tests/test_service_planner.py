@@ -12,11 +12,11 @@ from batchwright.records.service import RunIntroduction
 from batchwright.reporting.charts.chart import ratio_axis
 from batchwright.reporting.charts.plan import pareto_chart
 from batchwright.reporting.data.plan_curves import plan_curves
-from batchwright.service import plan_answers
+from batchwright.service import processes
 from batchwright.service.pages import planner_form
 from batchwright.service.pages.planner import Answers
 from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
-from batchwright.service.plan_answers import PLANNING
+from batchwright.service.plan_answers import PLANNERS
 from batchwright.service.problems import Unavailable
 from batchwright.workflows import verbs
 from clusters import make_measured, make_step
@@ -292,10 +292,10 @@ def test_a_profile_that_is_not_there_is_said_so(service, stored, profile):
 
 
 def test_that_others_plan_is_not_kept_as_the_answer(service, stored, monkeypatch):
-    monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.01)
     browser = service.sign_in("read")
     asked = f"?profile={stored}&goal.price=0.36"
-    with PLANNING:
+    with PLANNERS._turns:
         for path in ("/planner", "/planner/answer", "/planner/plan.json"):
             answer = browser.get(path + asked)
             assert answer.status_code == 429, path

@@ -10,8 +10,8 @@ import pytest
 from batchwright.cli.commands import main
 from batchwright.records.documents import record_text, write_record
 from batchwright.records.service import PlanRequest
-from batchwright.service import plan_answers
-from batchwright.service.plan_answers import PLANNING
+from batchwright.service import plan_answers, processes
+from batchwright.service.plan_answers import PLANNERS
 from batchwright.service.problems import TooMany
 from samples import make_epoch, make_job, make_kind_profile, make_plan, make_profile, make_summary
 
@@ -143,8 +143,8 @@ def test_nothing_to_plan_from_is_refused(service):
 
 
 def test_who_comes_while_others_plan_waits_for_a_turn_or_is_sent_away(service, monkeypatch):
-    monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 0.01)
-    with PLANNING:
+    monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.01)
+    with PLANNERS._turns:
         answer = posted(service, ANY)
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
@@ -153,16 +153,29 @@ def test_who_comes_while_others_plan_waits_for_a_turn_or_is_sent_away(service, m
 
 def test_only_a_few_wait_for_their_turn_and_further_ones_are_sent_away_at_once(monkeypatch):
     """Else those that wait would take all threads, and nobody's records would be taken."""
-    monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 500.0)
-    request, many = PlanRequest(profiles=(ANY,)), plan_answers.MAX_AT_ONCE
+    monkeypatch.setattr(processes, "PATIENCE_SECONDS", 500.0)
+    request, many = PlanRequest(profiles=(ANY,)), PLANNERS._places._value
     with ThreadPoolExecutor(many + 1) as pool:
-        with PLANNING:
+        with PLANNERS._turns:
             asked = [pool.submit(plan_answers.planned, request) for _ in range(many + 1)]
             (first,) = wait(asked, timeout=300, return_when=FIRST_COMPLETED).done
             assert isinstance(first.exception(), TooMany)
         others = [one for one in asked if one is not first]
         assert all(one.result(timeout=500).workers for one in others)
     assert plan_answers.planned(request).workers  # nobody keeps a place
+
+
+def test_advice_waits_for_its_turn_however_long(monkeypatch):
+    answers = iter([TooMany("busy", 0.0), TooMany("busy", 0.0), None])
+
+    def call(*_):
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(PLANNERS, "call", call)
+    assert plan_answers.advised(make_plan(), ANY, [], []) is None
+    assert next(answers, "all were asked for") == "all were asked for"
 
 
 def test_plans_that_are_made_at_the_same_time_are_the_same(service):

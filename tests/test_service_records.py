@@ -322,6 +322,11 @@ def test_a_runs_row_follows_its_epochs(store):
     assert (told.epochs_done, told.top1, told.global_batch_size) == (2, 0.875, 64)
     send(store, run, 3, epoch(2, **{"val/top1": None}))
     assert (store.runs.get(run).epochs_done, store.runs.get(run).top1) == (3, 0.875)
+    # With a parameter server an epoch may be evaluated after its line was written.
+    send(store, run, 4, {"kind": "evaluation", "epoch": 2, "top1": 0.9})
+    assert (store.runs.get(run).epochs_done, store.runs.get(run).top1) == (3, 0.9)
+    send(store, run, 5, {"kind": "evaluation", "epoch": 2, "top1": None})
+    assert store.runs.get(run).top1 == 0.9
 
 
 @pytest.mark.parametrize(

@@ -206,13 +206,13 @@ def test_an_upload_in_progress_is_broken_off_once_the_agent_is_to_stop(
     monkeypatch.setattr(artifacts, "_PIECE", 1)
     put = files._files.put
 
-    def stopped_meanwhile(name, pieces, size, sha256):
+    def stopped_meanwhile(name, pieces, *what):
         def some():
             yield next(pieces)
             heartbeat.ended = True
             yield from pieces
 
-        put(name, some(), size, sha256)
+        put(name, some(), *what)
 
     files._files.put = stopped_meanwhile
     files.settle()
@@ -324,6 +324,37 @@ def test_an_upload_that_another_one_overtook_is_told_of_and_sent_again(
     assert checkpoint_at(kept, waiting) == "weights"
     assert len(told) == 1
     assert "this upload was given up, as another one of this job has begun or it took" in told[0]
+
+
+def test_after_a_lost_answer_the_service_is_asked_what_has_arrived(kept, waiting, brings, tmp_path):
+    files, _, told = brings
+    wire = files._files._service._client
+    wire.asked.clear()
+    wire.faults = iter(["answered"])
+    for content in (b"weights", b"weights", b"changed since"):
+        (tmp_path / "run" / "checkpoints" / "last.pt").write_bytes(content)
+        files._send_safely(files._send_files, ("last.pt",))
+    assert [method for method, _ in wire.asked] == ["PUT", "GET", "PUT"]
+    assert checkpoint_at(kept, waiting) == "changed since"
+    assert len(told) == 1
+
+
+def test_a_disk_without_a_byte_left_still_brings_its_checkpoint_and_knows_it_again(
+    kept, waiting, brings, tmp_path, monkeypatch
+):
+    def full(text, path):
+        raise FileError(f"cannot write {path}: No space left on device")
+
+    files, heartbeat, told = brings
+    monkeypatch.setattr(artifacts, "write_text", full)
+    files.settle()
+    assert checkpoint_at(kept, waiting) == "weights"
+    assert files.sent
+    again = RunFiles(tmp_path, files._lease, remote(kept), heartbeat, told.append)
+    (tmp_path / "run" / "own").touch()
+    again.restore(make_plan())
+    assert (tmp_path / "run" / "own").exists()  # nothing was fetched in its place
+    assert told == []
 
 
 def test_a_folder_without_a_checkpoint_lacks_none_at_the_service(kept, waiting, tmp_path):

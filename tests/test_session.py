@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -44,7 +45,7 @@ from batchwright.training.batches.randomness import put_aside, seed_item
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from batchwright.training.session_checks import refuse_without_float64
+from batchwright.training.session_checks import refuse_unlike_workers, refuse_without_float64
 from batchwright.training.step import clock
 from batchwright.workload.muon import muon
 from samples import make_data, make_job, make_plan
@@ -282,6 +283,21 @@ def test_an_optimizer_like_the_plans_is_no_news(update, build):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_session(model, made, plan=plan).__exit__(None, None, None)
+
+
+def test_an_optimizer_of_another_model_is_told():
+    """The training would go well, and change nothing."""
+    for other, loss, told in (True, False, True), (True, True, True), (False, True, False):
+        model, sharpness = make_model(), nn.Parameter(torch.ones(()))
+        trained = list((make_model() if other else model).parameters()) + [sharpness] * loss
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            make_session(model, torch.optim.SGD(trained, lr=0.1)).__exit__(None, None, None)
+        assert ["has none of the parameters" in str(one.message) for one in found] == [True] * told
+    model.requires_grad_(False)  # on purpose
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_session(model, torch.optim.SGD([sharpness], lr=0.1)).__exit__(None, None, None)
 
 
 def test_a_model_on_another_device_than_the_plans_is_told():
@@ -720,6 +736,70 @@ def test_a_plan_for_more_workers_is_refused():
         PlanError, match=r"for 2 workers, and 1 running: start 2 \(torchrun --nproc-per-node 2\)"
     ):
         make_session(plan=make_tiny_plan((3, 2)))
+
+
+class Two:
+    """A group of two workers, of which the first has given what it gathers before."""
+
+    size, places = 2, ("here/cpu:0", "there/cpu:0")
+
+    def __init__(self):
+        self.given = []
+
+    def gather(self, own):
+        self.given.append(own)
+        return [self.given[0], own]
+
+
+def test_workers_with_other_networks_or_options_are_refused_before_they_wait_for_each_other():
+    group, plan = Two(), make_tiny_plan()
+
+    def refused(change=lambda _: None, groups=1, **options):
+        model = make_model(extras=True)
+        change(model)
+        parts = [list(model.parameters())] if groups == 1 else [[p] for p in model.parameters()]
+        optimizer = torch.optim.SGD([{"params": part} for part in parts], lr=0.1)
+        given = {"run_folder": "a folder", "sample_weights": torch.ones(3)} | options
+        try:
+            refuse_unlike_workers(plan, group, model, optimizer, **given)
+        except PlanError as error:
+            return str(error)
+
+    assert refused() is None
+    assert refused() is None
+    told = "worker 1 (there/cpu:0) has {}, and worker 0 (here/cpu:0) has {}: give all workers the"
+    said = told.format("run_folder None", "a folder") + " same run_folder"
+    assert refused(run_folder="None") == said
+    frozen = refused(lambda model: model[0].requires_grad_(False))
+    assert re.fullmatch(r".* has model \w{12}, .* has \w{12}: .* the same model", frozen)
+    assert refused(lambda model: model.insert(1, nn.BatchNorm1d(8))).endswith("the same model")
+    assert refused(groups=9).endswith("the same optimizer")
+    weights = refused(sample_weights=torch.tensor([1, 1, 2]))
+    assert weights.endswith("the same sample_weights")
+
+
+@pytest.mark.parametrize(
+    ("change", "build", "said"),
+    [
+        (lambda model: model.append(nn.Linear(3, 3)), torch.optim.SGD, r"another model .*Missing"),
+        (lambda _: None, torch.optim.AdamW, "another optimizer .*lack .*betas"),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_network_or_optimizer(change, build, said, tmp_path):
+    def part(change, build, **options):
+        model = make_model(extras=True)
+        change(model)
+        with make_session(
+            model, build(model.parameters(), lr=0.1), run_folder=tmp_path / "run", **options
+        ) as one:
+            next(one.epochs())
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(model(features), labels))
+
+    part(lambda _: None, torch.optim.SGD)
+    with pytest.raises(FileError, match=rf"last\.pt was written with {said}") as told:
+        part(change, build, resume=True)
+    assert "\n" not in str(told.value)
 
 
 def test_a_batch_larger_than_the_data_is_refused():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.errors import TrainingError
+from batchwright.errors import DataError, TrainingError
 from batchwright.training.evaluate.evaluation import evaluation_batch, merged_batch_norm
 from test_session import (
     CLASSES,
@@ -199,6 +199,61 @@ def test_an_evaluation_between_a_batch_and_its_step_leaves_weights_their_gradien
                     assert one.step(functional.cross_entropy(model(features).float(), labels))
         weights.append(weights_of(model))
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("micro", [64, 3])
+def test_an_evaluation_in_the_middle_of_a_step_is_of_the_model_before_it(micro, tmp_path):
+    """And so is ``best.pt``: weights and statistics of normalization are of the same step."""
+    model, before, seen = make_model(extras=True), {}, []
+
+    def statistics():
+        return {name: value.clone() for name, value in model.named_buffers()}
+
+    def metric(outputs, labels):
+        seen.append(statistics())
+        return labels == labels
+
+    def same(one, other):
+        return all(torch.equal(one[name], other[name]) for name in one)
+
+    plan = make_tiny_plan(micro=micro, epochs=1)
+    with make_session(model, plan=plan, run_folder=tmp_path / "run") as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                step = one._run.state.step
+                first = step not in before
+                before.setdefault(step, statistics())
+                loss = functional.cross_entropy(model(features), labels)
+                if step == 2 and first == (micro == 64):  # else with its second micro-batch
+                    passed = statistics()
+                    one.evaluate(Points(4), metric)
+                    assert same(statistics(), passed)
+                    assert not same(passed, before[2])
+                one.step(loss)
+    assert same(seen[0], before[2])
+    best = torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)
+    assert same(before[2], best["model"])
+    assert same(before[2], best["workers"][0]["buffers"])
+
+
+def test_a_data_set_that_is_refused_leaves_the_one_before(tmp_path):
+    held_out = Points(7)
+    with make_session() as one:
+        wanted = one.evaluate(held_out, counting)
+        with pytest.raises(DataError, match="can only be iterated"):
+            one.evaluate(iter(held_out), counting)
+        assert one.evaluate(held_out, counting) == wanted
+
+
+def test_a_session_that_was_left_evaluates_and_trains_no_more():
+    held_out = Points(7)
+    with make_session() as one:
+        one.evaluate(held_out, counting)
+        next(one.epochs())
+    with pytest.raises(RuntimeError, match=r"session\.evaluate\(\) behind its `with` block"):
+        one.evaluate(held_out, counting)
+    with pytest.raises(RuntimeError, match=r"session\.epochs\(\) behind its `with` block"):
+        next(one.epochs())
 
 
 @pytest.mark.slow

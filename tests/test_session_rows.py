@@ -342,6 +342,20 @@ def test_recalibration_leaves_no_trace():
     assert [module.training for module in network.modules()] == modes
 
 
+def test_synchronized_layers_keep_their_statistics():
+    """They would wait for the other workers in each batch, of which each has its own number."""
+    network, modes = make_network(), []
+    network[4] = nn.SyncBatchNorm(6)
+    network[4].register_forward_hook(lambda layer, *_: modes.append(layer.training))
+    before = {name: value.clone() for name, value in network[4].state_dict().items()}
+    with taken_anew(network, batches_of(2, 4), Alone()):
+        assert not torch.equal(network[1].running_mean, torch.zeros(6))
+        after = network[4].state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert modes == [False, False]
+    assert network[4].training
+
+
 def test_asking_for_new_statistics_changes_scores_and_not_the_training(whole):
     plan = rows_plan(cycle={"recalibrate": 3})
     asked = train(plan)

@@ -339,6 +339,7 @@ def refusals(rank, folder):
         str(raised(PlanError, train, rank, (4, 2, 2), folder / "three")),
         str(raised(FileError, train, rank, (5, 3), folder / "file" / "run")),
         str(raised(PlanError, train, rank, (5, 3) if rank else (4, 4))),
+        str(raised(PlanError, train, rank, (5, 3), None if rank else folder / "some")),
     ]
 
 
@@ -357,3 +358,4 @@ def test_both_workers_hear_why_a_run_cannot_begin(found, folder):
     assert "for 3 workers, and 2 running" in one[1]
     assert f"cannot write {folder}/file/run: Not a directory" in one[2]
     assert re.search(r"^worker 1 \(.+/cpu:1\) has plan \w{12}, and worker 0 .+ has \w{12}", one[3])
+    assert re.search(r"^worker 1 .+ has run_folder None, and worker 0 .+ has a folder", one[4])

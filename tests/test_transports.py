@@ -21,7 +21,7 @@ from batchwright.distributed import group, heartbeat, transports
 from batchwright.distributed.buckets import Bucket
 from batchwright.distributed.group import Group, _refuse_one_gpu, naming_the_lost
 from batchwright.distributed.heartbeat import RollCall, presence
-from batchwright.errors import JobError, LostWorkerError
+from batchwright.errors import JobError, LostWorkerError, TrainingError, WorkerError
 from batchwright.probing.commands import TimeLink
 from batchwright.probing.measure import collective, link
 from batchwright.training import loop, session
@@ -88,6 +88,75 @@ def test_groups_are_left_and_aborted_on_the_workers_own_gpu(monkeypatch):
     assert chosen[1] != thread()
 
 
+class Standing(transports.Queued):
+    """A device that does nothing; what is queued there before `ended` is set is never done."""
+
+    def __init__(self, timeout=SECONDS):
+        super().__init__(CPU, timeout)
+        self.ended, self.aborted = threading.Event(), threading.Event()
+
+    def mark(self):
+        return self.ended.is_set
+
+    def abort(self):
+        self.aborted.set()
+
+
+def test_what_the_host_waits_for_by_itself_is_given_up_after_its_time(soon):
+    """As in the layers of `SyncBatchNorm`."""
+    one = Standing(timeout=0.05)
+    one.watch()
+    assert one.aborted.wait(SECONDS)
+    one.unwatch()
+    assert not one._watch.is_alive()
+    with pytest.raises(RuntimeError, match="given up"):
+        one.settle()
+
+
+def test_it_is_given_up_where_a_worker_is_missed(soon, monkeypatch):
+    one, missed, looked = Standing(), threading.Event(), threading.Semaphore(0)
+
+    def misses_one():
+        looked.release()
+        return missed.is_set()
+
+    monkeypatch.setattr(RollCall, "current", SimpleNamespace(misses_one=misses_one))
+    one.watch()
+    for _ in range(2):
+        assert looked.acquire(timeout=SECONDS)
+    assert not one.aborted.is_set()
+    missed.set()
+    assert one.aborted.wait(SECONDS)
+    one.unwatch()
+
+
+def test_nobody_is_missed_while_the_device_goes_on(soon, monkeypatch):
+    """As at the end of a run, which some leave before others."""
+    one, marks = Standing(timeout=0.0), threading.Semaphore(0)
+    one.ended.set()
+    monkeypatch.setattr(RollCall, "current", SimpleNamespace(misses_one=lambda: True))
+    monkeypatch.setattr(one, "mark", lambda: marks.release() or one.ended.is_set)
+    one.watch()
+    for _ in range(3):
+        assert marks.acquire(timeout=SECONDS)
+    one.unwatch()
+    assert not one.aborted.is_set()
+    one.settle()
+
+
+def test_a_device_that_has_failed_is_watched_no_longer(soon, monkeypatch):
+    one = Standing()
+    monkeypatch.setattr(one, "mark", refuse_as_failed)
+    one.watch()
+    one._watch.join(SECONDS)
+    assert not one._watch.is_alive()
+    assert not one.aborted.is_set()
+
+
+def refuse_as_failed():
+    raise RuntimeError("CUDA error: device-side assert triggered")
+
+
 @pytest.mark.parametrize(
     ("told", "by_torchrun", "then"),
     [
@@ -102,6 +171,8 @@ def test_pytorchs_watchdog_leaves_the_process_alone(told, by_torchrun, then, mon
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "7")
+    monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "put back after the test")
+    del os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"]
     if told is not None:
         monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", told)
     if by_torchrun:
@@ -109,6 +180,8 @@ def test_pytorchs_watchdog_leaves_the_process_alone(told, by_torchrun, then, mon
     transports.Nccl(torch.device("cuda", 0), 60).prepare()
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == then
     assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "7"
+    # Of a GPU that has failed, too; but what a user has set would do nothing with 0 here.
+    assert os.environ.get("TORCH_NCCL_RETHROW_CUDA_ERRORS") == ("0" if then == "0" else None)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +201,61 @@ def test_an_error_of_the_workers_own_device_is_not_laid_on_others(message):
         raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(LostWorkerError), naming_the_lost():
         raise RuntimeError("[../gloo.cc:1] Connection closed by peer")
+
+
+NO_SHARED_MEMORY = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, \
+unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384){}"""
+
+
+@pytest.mark.parametrize("why", ["", ", error: No space left on device (28)"])
+def test_too_little_shared_memory_is_no_lost_worker(why):
+    """Newer versions of NCCL say why."""
+    with pytest.raises(WorkerError, match="--shm-size=1g") as told, naming_the_lost():
+        raise dist.DistBackendError(NO_SHARED_MEMORY.format(why))
+    assert not isinstance(told.value, LostWorkerError)
+    assert str(told.value).endswith(f"(size 7340384){why})")
+
+
+NCCL_ERROR = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled cuda error "
+    "(run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("Cuda failure 'invalid device ordinal'", ": invalid device ordinal"),
+        ("Cuda failure 217 'peer access is not supported'", ": peer access is not supported"),
+        ("", ""),
+    ],
+)
+def test_a_cuda_error_inside_nccl_is_this_workers_own(end, said, monkeypatch):
+    error, lost = RuntimeError(NCCL_ERROR + end), [False]
+
+    def told():
+        with pytest.raises(WorkerError) as caught, naming_the_lost():
+            raise error
+        return caught.value
+
+    line = f" had a CUDA error in an exchange by NCCL{said}; start again with NCCL_DEBUG=INFO in "
+    monkeypatch.setattr(RollCall, "current", None)
+    assert str(told()).startswith("this worker" + line)
+    present = SimpleNamespace(
+        here="worker 1 (here/cuda:1)",
+        misses_one=lambda **_: lost[0],
+        inquire=lambda: "worker 0 left the run",
+    )
+    monkeypatch.setattr(RollCall, "current", present)
+    for lost[0], kind in ((False, TrainingError), (True, LostWorkerError)):  # it shares memory
+        caught, behind = told(), group.failure_behind(error)
+        assert str(behind) == str(caught)
+        assert {type(behind), type(caught)} == {kind}
+        assert str(caught).startswith(present.here + line) != lost[0]
 
 
 @pytest.mark.parametrize(
@@ -337,6 +465,23 @@ def test_the_others_name_a_worker_that_is_killed_and_leave():
     others_name(1, sums_until_one_is_killed, kept=False)
 
 
+def waits_as_layers_do_until_one_is_killed(rank):
+    """As those of `SyncBatchNorm`: the host waits for the device, and looks after nobody."""
+    with joined() as group:
+        group.watch()
+        group.sum(torch.ones(1))
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+        silent.wait()
+        group.barrier()
+
+
+@pytest.mark.slow
+def test_a_worker_killed_while_the_host_waits_in_a_layer_is_named():
+    others_name(1, waits_as_layers_do_until_one_is_killed, kept=False)
+
+
 def connects_until_one_is_killed(rank, victim):
     if rank == victim:
         silent.Silent.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -465,6 +610,18 @@ def test_a_worker_that_gives_up_notes_why_before_it_aborts(monkeypatch):
     one._transport = SimpleNamespace(give_up=lambda: happened.append("aborts"))
     one.give_up(error)
     assert happened == [error, "ValueError: of my own", "aborts"]
+
+
+@pytest.mark.parametrize(("size", "then"), [(1, ["no longer"]), (2, ["watched", "no longer"])])
+def test_several_workers_are_watched_until_they_leave(size, then):
+    happened, one = [], Group(CPU)
+    one.size = size
+    one._transport = SimpleNamespace(
+        watch=lambda: happened.append("watched"), unwatch=lambda: happened.append("no longer")
+    )
+    one.watch()
+    one.close()
+    assert happened == then
 
 
 def leaves_as_all_do(rank):

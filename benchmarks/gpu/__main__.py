@@ -9,11 +9,12 @@ failed. Only the packages that the project depends on, pytest and hypothesis hav
 missing ones are named at the start.
 
 Each step is a process with a time limit, and continues where an earlier process of it was stopped.
-A step that is done is not repeated on the same commit; a step that failed or ran out of time is
-repeated after all others. So the programme fits into any number of commands. Where a command may
-take ten minutes, say ``--minutes 9.5``; where each command begins in an empty folder, ``--resume``
-names the folder that came back from the command before. A step that would not end in the remaining
-time is left to the next command, as long as another step would.
+A step that is done is not repeated on the same commit, but each machine is described, and each
+finding names its GPUs; a step that failed or ran out of time is repeated after all others. So the
+programme fits into any number of commands. Where a command may take ten minutes, say ``--minutes
+9.5``; where each command begins in an empty folder, ``--resume`` names the folder that came back
+from the command before. A step that would not end in the remaining time is left to the next
+command, as long as another step would.
 
 The trainings at the papers' scale take another 45 minutes: first a tenth of the epochs of two of
 them (`hybrid` and large batches alone) and two warm-ups of the poster, then all trainings with all
@@ -39,6 +40,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,7 @@ from benchmarks.harness.benchmark import ROOT, commit, say, scratch
 MIN_SECONDS = 60.0  # no step is begun with less time left
 ENDING_SECONDS = 10.0  # for a step to end after a signal
 OUTCOME = "outcome"  # name of the finding that says how a step ended
+SOURCES = ("src", "benchmarks", "tests")  # folders of what is measured
 CUT = "to go on"  # outcome of a step that was stopped before its limit
 
 
@@ -95,6 +98,8 @@ def main(words: Sequence[str] | None = None) -> int:
 def _todo(chosen: Sequence[Step], findings: Findings) -> list[Step]:
     """The steps that are not done, in order; those that failed before come last."""
     ended = {step.name: findings.of(step.name).get(OUTCOME) for step in chosen}
+    if not findings.is_of_this_machine("machine", OUTCOME):
+        ended["machine"] = None  # each machine is described
     todo = [step for step in chosen if ended[step.name] != "done"]
     return sorted(todo, key=lambda step: ended[step.name] not in (None, CUT))
 
@@ -164,10 +169,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _commit() -> str:
+    """The commit; where sources differ from it, or without git, with a digest of the sources."""
     try:
-        return commit()
+        name = commit()
     except OSError:  # a machine without git
-        return "unknown"
+        name = "unknown"
+    if name.isalnum() and name != "unknown":
+        return name
+    digest = sha256()
+    for path in sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f"{name}-{digest.hexdigest()[:8]}"
 
 
 def _missing() -> list[str]:

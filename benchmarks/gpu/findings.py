@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 NAME = "found.jsonl"
+
+# How the step `tests` and pytest, in a process of its own, understand each other.
+TESTS, BEGAN, FAILED = "tests", "began", "failed: "
+FOLDER, COMMIT = "BENCHMARKS_GPU_FOLDER", "BENCHMARKS_GPU_COMMIT"
+SECONDS = 120  # most time of a test
+AGAIN = 75  # exit code: pytest is to be started again
+
+
+@cache
+def machine() -> str:
+    """UUIDs of this machine's GPUs, which tell it from others; empty without NVIDIA's driver."""
+    words = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return " ".join(told.stdout.split())
 
 
 @dataclass(frozen=True)
@@ -42,13 +61,19 @@ class Findings:
         """The findings of a step: by name, the newest value."""
         return {one["what"]: one["value"] for one in self.lines if one["step"] == step}
 
+    def is_of_this_machine(self, step: str, what: str) -> bool:
+        """Whether the newest value of a finding was found on this machine's GPUs."""
+        found = [one for one in self.lines if (one["step"], one["what"]) == (step, what)]
+        return bool(found) and found[-1].get("machine", "") == machine()
+
     def add(self, step: str, what: str, value: Any) -> None:
         """Append a finding."""
         path = self.folder / NAME
         cut = path.exists() and not path.read_bytes().endswith(b"\n")
         told = {"step": step, "what": what, "value": value, "commit": self.commit}
+        told |= {"time": round(time.time()), "machine": machine()}
         with path.open("a", encoding="utf-8") as file:
-            file.write("\n" * cut + json.dumps({**told, "time": round(time.time())}) + "\n")
+            file.write("\n" * cut + json.dumps(told) + "\n")
 
     def go_on_from(self, earlier: Path) -> None:
         """Copy the files of another folder, unless this one has findings already."""

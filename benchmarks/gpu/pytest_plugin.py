@@ -15,12 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.findings import Findings
-
-STEP, BEGAN = "tests", "began"
-FOLDER, COMMIT = "BENCHMARKS_GPU_FOLDER", "BENCHMARKS_GPU_COMMIT"
-SECONDS = 120  # most time of a test
-AGAIN = 75  # exit code: pytest is to be started again
+from benchmarks.gpu.findings import (
+    AGAIN,
+    BEGAN,
+    COMMIT,
+    FAILED,
+    FOLDER,
+    SECONDS,
+    TESTS,
+    Findings,
+)
 
 _broken = False
 
@@ -32,7 +36,7 @@ def findings() -> Findings:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests whose results are recorded."""
-    known = {name for name, value in findings().of(STEP).items() if value != BEGAN}
+    known = {name for name, value in findings().of(TESTS).items() if value != BEGAN}
     config.hook.pytest_deselected(items=[one for one in items if one.nodeid in known])
     items[:] = [one for one in items if one.nodeid not in known]
 
@@ -40,12 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """Record a file that cannot be imported here."""
     if report.failed:
-        findings().add(STEP, report.nodeid, f"failed: {_last_line(report.longreprtext)}")
+        findings().add(TESTS, report.nodeid, f"{FAILED}{_last_line(report.longreprtext)}")
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Record that a test has begun, and limit its time."""
-    findings().add(STEP, nodeid, BEGAN)
+    findings().add(TESTS, nodeid, BEGAN)
     faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)
 
 
@@ -53,10 +57,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Record a part of a test that failed, or the result of the whole test."""
     global _broken
     if report.failed:
-        findings().add(STEP, report.nodeid, f"failed: {_last_line(report.longreprtext)}")
+        findings().add(TESTS, report.nodeid, f"{FAILED}{_last_line(report.longreprtext)}")
         _broken |= "CUDA error" in report.longreprtext  # all further tests would fail, too
     elif report.skipped or (report.when == "call" and report.passed):
-        findings().add(STEP, report.nodeid, report.outcome)
+        findings().add(TESTS, report.nodeid, report.outcome)
 
 
 def pytest_runtest_logfinish() -> None:

@@ -57,8 +57,8 @@ HEADLINES = (
     (
         "time_to_accuracy",
         "time_to_accuracy_all",
-        "time to the same accuracy: a script's seconds over those of `batchwright run`, scripts of "
-        "some ten minutes (CIFAR-100, and Imagenette at 96 px)",
+        "time to the same accuracy on two CPU cores: a script's seconds over those of `batchwright "
+        "run`, scripts of some ten minutes (CIFAR-100, and Imagenette at 96 px)",
     ),
     (
         "time_to_accuracy",
@@ -105,11 +105,6 @@ HEADLINES = (
         "predictions, a network and images of one's own: error of an epoch's seconds",
     ),
     (
-        "first_contact",
-        "own_data_coverage",
-        "predictions, as above: epochs inside the predicted 95 % interval",
-    ),
-    (
         "decisions",
         "accuracy_error_points",
         "predictions, by trials of some seconds: error of the accuracy of whole trainings",
@@ -118,12 +113,6 @@ HEADLINES = (
         "first_contact",
         "first_command_seconds",
         "`batchwright run` with its defaults (digits), from start to report",
-    ),
-    (
-        "shares",
-        "ours_over_equal_steady_sum_resnet8",
-        "`dynamic-batch`, one of two workers beside another program: epoch time over that of "
-        "equal shares (fixed ideal shares at half speed: 0.67)",
     ),
     (
         "hybrid",
@@ -136,16 +125,10 @@ HEADLINES = (
         "`hybrid` against large batches, CIFAR-100: accuracy gained",
     ),
     (
-        "dual_batch",
-        "round_over_large_k105",
-        "`dual-batch`: a round's time over that with large batches, planned for 1.05",
-    ),
-    (
         "hosts",
         "kills_recovered",
         "kills of workers and hosts, under five methods, after which the run went on",
     ),
-    ("service", "records_lost", "service: records lost in 20 kills"),
 )
 """Benchmark, figure, and its words, in the README's order; figures without report are left out."""
 
@@ -191,7 +174,7 @@ def headlines(folder: Path = RESULTS) -> str:
         report, _ = newest(name, folder) or (None, None)
         found = {one["name"]: one for one in of_its_own(report)} if report else {}
         if report and figure in found:
-            row = _row(found[figure], words, when(report), declared(name)[figure])
+            row = _row(found[figure], words, when(report, brief=True), declared(name)[figure])
             rows.append(f"{row} {on_gpu(figure, gpu, found[figure]['unit'])} |")
             places.add("{processor}, {cores} cores".format(**report["environment"]))
     if not rows:
@@ -305,16 +288,18 @@ def with_spread(figure: Mapping[str, Any], one: Figure | None = None) -> str:
     return f"**{shown_value(figure)}**" + ("" if low == high else f" ({spread})")
 
 
-def when(report: Mapping[str, Any]) -> str:
-    """Date and commit of a report."""
-    return f"{report['date']}, {commits(report)}"
+def when(report: Mapping[str, Any], brief: bool = False) -> str:
+    """Date and commit of a report; ``brief`` counts the other commits of its runs."""
+    return f"{report['date']}, {commits(report, brief)}"
 
 
-def commits(report: Mapping[str, Any]) -> str:
+def commits(report: Mapping[str, Any], brief: bool = False) -> str:
     """The commit of a report, and the commits of its runs, if there are others among them."""
     one: str = report["environment"]["commit"]
     runs = report["measurements"].get(COMMITS, {})
-    return one if {one} >= runs.keys() else f"{one} (runs of {', '.join(runs)})"
+    if {one} >= runs.keys():
+        return one
+    return f"{one} (runs of {f'{len(runs)} commits' if brief else ', '.join(runs)})"
 
 
 MET = {None: "", True: "yes", False: "no"}

@@ -66,6 +66,16 @@ needed, it is chosen by the other seeds: for each seed, the one with the best me
 seeds is taken, and its result with this seed counts; the mean over the seeds is the accuracy. While
 there is a single seed, it chooses for itself.
 
+Default rates that are off. An optimizer's default rate may suit a task badly, and trials are to
+make up for it: a factor of 3 must not cost 2 points. So each task is probed twice more, with the
+default rates of both optimizers a factor of 3 too low, and too high, in the probe and in the plans
+from it (`shifted_rates`); its trials then try rates around the shifted one. What is compared was
+written down before anything was measured: accuracy with the choice of `goal.objective=auto` as it
+is, mean over the task's probes, minus accuracy with the choice where the rates are off. A choice is
+batch, optimizer and rate, and a rate is judged as above; where a plan's rate lies beyond the grid,
+the cost is understated (the report has each rate over the usual one). For comparison, what would be
+lost without trials of rates: the same with the choice as it is, at its rate times the factor.
+
 The figures, in points of accuracy (hundredths of a share) but for the ratio and the shares, with
 the range as the spread of a mean and the quartiles as that of a median:
 
@@ -83,9 +93,14 @@ the range as the spread of a mean and the quartiles as that of a median:
     trials_share           time of the trials over the predicted time of the chosen training, of the
                            longer of the two lengths, which the trials are made for
     trials_share_shorter   the same of the shorter length, whose plan uses the same trials; no goal
+    shifted_rate_points    accuracy with the chosen one minus that with default rates a factor of 3
+                           off, mean over tasks, lengths and both directions;
+                           worst_shifted_rate_points is the largest, and
+                           shifted_rate_points_untried what the factor costs without trials
 
 --full probes each task three times on one core, with trials for a tenth of the longer training's
-time, and scores the plans by the kept lines; --quick does so for digits alone, once.
+time, and twice with shifted rates, and scores the plans by the kept lines; --quick does so for
+digits alone, with one probe in place of the three.
 """
 
 from __future__ import annotations
@@ -119,11 +134,14 @@ from benchmarks.planning.decisions_runs import (
     job_keys,
     open_images,
 )
+from benchmarks.planning.shifted_rates import usual_rates_times
 
 LEARNING = 0.1  # time for trials, as a share of the longer training's time
 PROBES = 3  # probes of each task: trials of seconds differ from probe to probe, and so do plans
 SLOWER = 1.1  # most time of a candidate over that of the chosen one, to count for the regret
 AS_ACCURATE = 1.0  # points that a candidate may be less accurate, to count for the time regret
+SHIFTS = (1 / 3, 3.0)  # factors by which default rates are off
+SHIFTED = "benchmarks.planning.shifted_rates"  # the command with such default rates
 
 BENCHMARK = Benchmark(
     "decisions",
@@ -153,6 +171,12 @@ BENCHMARK = Benchmark(
                "longer training, which the trials are made for", at_most=0.1),
         Figure("trials_share_shorter", "share", "mean", "time of the same trials over the "
                "predicted time of the shorter training, whose plan uses them, too"),
+        Figure("shifted_rate_points", "points", "mean", "accuracy that default rates a factor of 3 "
+               "too low or too high cost, with trials", at_most=2.0),
+        Figure("worst_shifted_rate_points", "points", "mean", "accuracy that default rates a "
+               "factor of 3 off cost, with trials, largest of tasks, lengths and directions"),
+        Figure("shifted_rate_points_untried", "points", "mean", "accuracy that a factor of 3 in "
+               "the plan's rate costs where batch and optimizer stay: without trials of rates"),
     ),
     seeds=SEEDS,
     needs_data="full",
@@ -190,9 +214,8 @@ class Truth:
     def accuracies(self, candidate: Candidate, rate: float) -> list[float]:
         """Accuracy with each seed at any batch and rate, interpolated, in percent."""
         batch, optimizer = candidate
-        batches = sorted(one.batch for one in self.reached if one.optimizer == optimizer)
-        known = {one: Candidate(one, optimizer) for one in batches}
-        usual = exp(_between(batch, {b: log(self.rates[one]) for b, one in known.items()}))
+        known = self._by_batch(optimizer)
+        usual = self.usual_rate(candidate)
         by_batch = {
             b: [
                 _between(rate / usual, dict(zip(scales, values, strict=True)))
@@ -205,6 +228,14 @@ class Truth:
             _between(batch, dict(zip(by_batch, values, strict=True)))
             for values in zip(*by_batch.values(), strict=True)
         ]
+
+    def usual_rate(self, candidate: Candidate) -> float:
+        """The rate that a plan without trials gives at any batch, interpolated, per step."""
+        known = self._by_batch(candidate.optimizer)
+        return exp(_between(candidate.batch, {b: log(self.rates[one]) for b, one in known.items()}))
+
+    def _by_batch(self, optimizer: str) -> dict[int, Candidate]:
+        return {one.batch: one for one in sorted(self.reached) if one.optimizer == optimizer}
 
 
 def _best_by_others(options: Sequence[Sequence[float]], seed: int) -> Sequence[float]:
@@ -266,7 +297,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Case:
-    """A task with one length: its candidates as plans predict them, and two plans' choices."""
+    """A task with one length: its candidates as plans predict them, and the plans' choices."""
 
     truth: Truth  # what the trainings reached
     seconds: Mapping[Candidate, float]  # by candidate, of the whole training, as predicted
@@ -275,6 +306,8 @@ class Case:
     informed: Decision  # choice of the plan with trials
     knee: Decision  # choice of the plan without trials, by the knee of time
     trials_seconds: float  # of the profile's trials
+    # By factor, choice of a plan with trials, from a probe, where the default rates are so far off.
+    shifted: Mapping[float, Decision]
 
     def regret(self, decision: Decision) -> float:
         """Points by which the best candidate that is about as fast is more accurate."""
@@ -290,6 +323,15 @@ class Case:
             seconds for one, seconds in self._candidates.items() if self.truth.best([one]) >= enough
         ]
         return decision.seconds / min([*as_accurate, decision.seconds])
+
+    def shift_cost(self, factor: float) -> float:
+        """Points by which the choice is less accurate where default rates are off."""
+        return self._accuracy(self.informed) - self._accuracy(self.shifted[factor])
+
+    def shift_cost_untried(self, factor: float) -> float:
+        """Points by which a factor in the rate of the choice makes it less accurate."""
+        off = replace(self.informed, rate=factor * self.informed.rate)
+        return self._accuracy(self.informed) - self._accuracy(off)
 
     def errors(self) -> list[float]:
         """Points between predicted and measured accuracy, one value for each candidate."""
@@ -326,6 +368,11 @@ def found_of(cases: Mapping[tuple[str, int, int], Case]) -> dict[str, list[float
         share = case.trials_seconds / case.informed.seconds
         shares.setdefault((task, probe), []).append(share)
     regrets = [case.regret(case.informed) for case in every]
+    costs: dict[tuple[str, int, float], list[float]] = {}  # by task, epochs and factor
+    for (task, _, epochs), case in cases.items():
+        for factor in case.shifted:
+            costs.setdefault((task, epochs, factor), []).append(case.shift_cost(factor))
+    means = [fmean(of_probes) for of_probes in costs.values()]
     return {
         "regret_points": regrets,
         "worst_regret_points": [max(regrets)],
@@ -336,37 +383,44 @@ def found_of(cases: Mapping[tuple[str, int, int], Case]) -> dict[str, list[float
         "accuracy_half_width_points": [one for case in every for one in case.half_widths()],
         "trials_share": [both[-1] for both in shares.values()],
         "trials_share_shorter": [both[0] for both in shares.values()],
+        "shifted_rate_points": means,
+        "worst_shifted_rate_points": [max(means)],
+        "shifted_rate_points_untried": [
+            case.shift_cost_untried(factor) for case in every for factor in case.shifted
+        ],
     }
 
 
 # ------------------------------------------------------------------------------------------- plans
 
 
-def case_of(profile: Profile, truth: Truth, epochs: int) -> Case:
+def planned(profile: Profile, epochs: int, objective: str = "auto", **keys: Any) -> Plan:
+    """A plan of a case."""
+    goal = {"objective": objective, "least_steps": MIN_STEPS}
+    return plan(profile, epochs=epochs, evaluate_epochs=epochs, goal=goal, **keys)
+
+
+def case_of(profile: Profile, truth: Truth, epochs: int, shifted: Mapping[float, Decision]) -> Case:
     """Make the plans of a case: a task with one length, from a profile with trials."""
-
-    def planned(profile: Profile, objective: str, **keys: Any) -> Plan:
-        goal = {"objective": objective, "least_steps": MIN_STEPS}
-        return plan(profile, epochs=epochs, evaluate_epochs=epochs, goal=goal, **keys)
-
     seconds: dict[Candidate, float] = {}
     predicted: dict[Candidate, tuple[float, Estimate]] = {}
     for optimizer in OPTIMIZERS:
-        for row in planned(profile, "auto", optimizer=optimizer).considered:
+        for row in planned(profile, epochs, optimizer=optimizer).considered:
             one = Candidate(row.global_batch_size, optimizer)
             if one in truth.reached and row.train_seconds is not None:
                 seconds[one] = row.train_seconds.value
                 if row.accuracy is not None:
-                    made = planned(profile, "auto", optimizer=optimizer, global_batch=one.batch)
+                    made = planned(profile, epochs, optimizer=optimizer, global_batch=one.batch)
                     predicted[one] = made.learning_rate.peak, row.accuracy
     without_trials = profile.model_copy(update={"trials": ()})
     return Case(
         truth,
         seconds,
         predicted,
-        informed=decision_of(planned(profile, "auto")),
-        knee=decision_of(planned(without_trials, "knee")),
+        informed=decision_of(planned(profile, epochs)),
+        knee=decision_of(planned(without_trials, epochs, "knee")),
         trials_seconds=sum(trial.seconds for trial in profile.trials),
+        shifted=shifted,
     )
 
 
@@ -378,10 +432,16 @@ def decision_of(made: Plan) -> Decision:
     return Decision(Candidate(batch, made.update), made.learning_rate.peak, row.train_seconds.value)
 
 
-def _profile(name: str, data: Path, folder: Path) -> Profile:
-    """Probe a task on one core."""
-    say(f"probing {name}")
-    task, made = TASKS[name], folder / f"{name}.json"
+def shifted_decision(profile: Profile, epochs: int, factor: float) -> Decision:
+    """The choice of a plan where default rates are off, as in the probe of ``profile``."""
+    with usual_rates_times(factor):
+        return decision_of(planned(profile, epochs))
+
+
+def _profile(name: str, data: Path, folder: Path, factor: float = 1.0) -> Profile:
+    """Probe a task on one core, with ``factor`` times the default rates."""
+    say(f"probing {name}" + (f", default rates times {factor:.3g}" if factor != 1 else ""))
+    task, made = TASKS[name], folder / f"{name}-{factor:.3g}.json"
     keys = {
         **job_keys(task, open_images(task, data, folder), max(task.epochs)),
         "goal.least_steps": MIN_STEPS,
@@ -389,7 +449,7 @@ def _profile(name: str, data: Path, folder: Path) -> Profile:
     }
     words = [f"{key}={value}" for key, value in keys.items()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "batchwright.cli.commands", "probe", *words, "--out", str(made)],
+        [sys.executable, "-m", SHIFTED, str(factor), "probe", *words, "--out", str(made)],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -409,11 +469,17 @@ def measure(arguments: Arguments, folder: Path) -> Found:
         if not any(truths.values()):
             say(f"{name}: seed 0 is not whole yet")
             continue
+        data = arguments.data or folder
+        off = {factor: _profile(name, data, folder, factor) for factor in SHIFTS}
+        shifted = {
+            epochs: {factor: shifted_decision(one, epochs, factor) for factor, one in off.items()}
+            for epochs in truths
+        }
         for probe in range(PROBES if arguments.full else 1):
-            profile = _profile(name, arguments.data or folder, folder)
+            profile = _profile(name, data, folder)
             for epochs, truth in truths.items():
                 if truth is not None:
-                    cases[name, probe, epochs] = case_of(profile, truth, epochs)
+                    cases[name, probe, epochs] = case_of(profile, truth, epochs, shifted[epochs])
     measurements = {
         f"{name}, {epochs} epochs, probe {probe}": told(one)
         for (name, probe, epochs), one in cases.items()
@@ -435,6 +501,7 @@ def told(case: Case) -> dict[str, Any]:
         return {
             **decision.candidate._asdict(),
             "rate": decision.rate,
+            "times_usual_rate": decision.rate / case.truth.usual_rate(decision.candidate),
             "seconds": decision.seconds,
             "regret_points": case.regret(decision),
             "time_regret": case.time_regret(decision),
@@ -443,6 +510,10 @@ def told(case: Case) -> dict[str, Any]:
     return {
         "with_trials": taken(case.informed),
         "knee": taken(case.knee),
+        "shifted": {
+            f"{factor:.3g}": {**taken(decision), "cost_points": case.shift_cost(factor)}
+            for factor, decision in case.shifted.items()
+        },
         "trials_seconds": case.trials_seconds,
         "predicted": {
             f"{one.optimizer}-{one.batch}": {"rate": rate, **estimate.model_dump()}

@@ -100,7 +100,11 @@ def noise_between(measured: Sequence[Mapping[str, float]]) -> float:
     Args:
         measured: Speeds by worker, of the same workers in each measurement; at least two.
     """
-    relative = [[log(speed / fmean(one.values())) for speed in one.values()] for one in measured]
+    relative = [
+        [log(speed / mean) for speed in one.values()]
+        for one in measured
+        for mean in [fmean(one.values())]  # once: a simulation has 10,000 workers
+    ]
     jumps = [
         abs(now - then)
         for before, after in pairwise(relative)

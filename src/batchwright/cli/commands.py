@@ -161,6 +161,7 @@ app.command()(training_commands.train)
 app.command()(training_commands.report)
 app.command()(planning_commands.export)
 app.command()(training_commands.deliver)
+app.command()(training_commands.predict)
 app.command()(training_commands.sweep)
 
 

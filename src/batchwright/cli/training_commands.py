@@ -1,7 +1,8 @@
-"""Commands that train, or show a training: `run`, `train`, `report`, `deliver`, `sweep`."""
+"""Commands that train, and those for what was trained: `report`, `deliver`, `predict`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from batchwright.cli import completion
 from batchwright.cli.options import PLAN, FollowAdvice, Force, JobWords, JsonFlag, Overrides
 from batchwright.cli.output import (
     compare,
+    files_and_keys,
     finish,
     finish_run,
     job_of,
@@ -21,7 +23,7 @@ from batchwright.cli.output import (
     refuse_existing,
     show,
 )
-from batchwright.errors import ArgumentError, TrainingError
+from batchwright.errors import ArgumentError, DataError, TrainingError
 from batchwright.storage.files import is_there
 
 if TYPE_CHECKING:
@@ -194,6 +196,58 @@ def deliver(
         network=keys.get("network"),
     )
     print(f"model card: {card}", file=sys.stderr)
+
+
+def predict(
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL", help="Folder of a finished run, or one that deliver has written."
+        ),
+    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IMAGE|FOLDER|KEY=VALUE",
+            help="Image files and folders of them, or data=... for its held-out images; of a run "
+            "else its own. Also device=, and network= of your own.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="The table; else standard output.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="best|last", help="Which weights of a run: of the best epoch, or of the last."
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+    force: Force = False,
+) -> None:
+    """Classify images: a CSV row for each, and the accuracy if they have labels."""
+    from batchwright.records.text.problems import to_stderr
+    from batchwright.reporting.render.terminal import stacked, table
+    from batchwright.workflows.delivery.predict import predict as predicted
+
+    if as_json and (out is None or str(out) == "-"):
+        raise ArgumentError("--json prints on standard output, so give the table a file with --out")
+    refuse_bad_target(out)
+    refuse_existing(out, force)
+    images, keys = files_and_keys(words or [])
+    found = predicted(place, images, keys, out=out, checkpoint=checkpoint, tell=to_stderr)
+    if found.pairs:
+        title, rows = found.class_table()
+        head = ["class", "images", "recall", "precision", "most often taken for"]
+        show(stacked(table(title, head, rows, left=[0, 4])))
+    print(found, file=sys.stderr)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    if found.unreadable:
+        raise DataError(
+            f"{found.unreadable} of {found.unreadable + found.images} images cannot be read and "
+            "are left out: they are named above; mend or remove them"
+        )
 
 
 def sweep(

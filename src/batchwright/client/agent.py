@@ -181,7 +181,7 @@ class Agent:
                 self._tell(f"{name}: {work.do()}")
             except LeaseEnded:
                 if heartbeat.lost:
-                    self._tell(f"{name}: the lease was lost, so another agent goes on with it")
+                    self._tell(f"{name}: the lease was lost: another agent has it, or it has ended")
                 else:  # another agent need not wait for the lease to run out
                     heartbeat.give_back(sent=work.sent)
                     self._tell(f"{name}: given back")

@@ -80,7 +80,9 @@ class JobFiles:
         values = self._service.get(self._place, self._headers)
         return understood(JobArtifacts, values, self._service.url)
 
-    def put(self, name: ArtifactName, pieces: Iterable[bytes], size: int, sha256: str) -> None:
+    def put(
+        self, name: ArtifactName, pieces: Iterable[bytes], size: int, sha256: str, replaces: str
+    ) -> None:
         """Upload a file.
 
         Args:
@@ -88,10 +90,13 @@ class JobFiles:
             pieces: Content of the file.
             size: Bytes of the content.
             sha256: Digest of the content, in hex.
+            replaces: Digest of the artifact that the service has; empty: none. If it has another
+                one, it refuses this upload, which may come late.
         """
         digest = base64.b64encode(bytes.fromhex(sha256)).decode()
         headers = {"Content-Length": str(size), "Repr-Digest": f"sha-256=:{digest}:"}
-        self._service.put_file(f"{self._place}/{name}", pieces, self._headers | headers)
+        headers |= {"Batchwright-Replaces": replaces} | self._headers
+        self._service.put_file(f"{self._place}/{name}", pieces, headers)
 
     def print_log(self, info: ArtifactInfo, out: TextIO) -> None:
         """Print a log, its control characters made visible: they could change the terminal."""
@@ -207,8 +212,8 @@ class RunFiles:
 
     def _fetch_newest(self, plan: Plan) -> None:
         listed = self._listed()
-        last = listed.get("last.pt")
-        if last is None or last.sha256 in self._own_checkpoints():
+        last, own = listed.get("last.pt"), _path(self._run, "last.pt")
+        if last is None or last.sha256 in self._own_checkpoints() or last.sha256 == _digest_of(own):
             return
         fresh = self._folder / "fetched"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -343,6 +348,7 @@ class RunFiles:
 
     def _later(self, error: Exception) -> None:
         self._again_at = time.monotonic() + RETRY_SECONDS
+        self._kept = None  # look again what is there: an upload whose answer was lost may be
         self._tell_once(error)
 
     def _tell_once(self, error: Exception, about: str = "") -> None:
@@ -427,12 +433,14 @@ class RunFiles:
         for piece in self._pieces(name, file, size):
             digest.update(piece)
         sha256 = digest.hexdigest()
-        if name == "last.pt":
-            self._note_own_checkpoint(sha256)  # before the upload: its answer may be lost
+        if name == "last.pt":  # before the upload: its answer may be lost
+            with suppress(FileError):  # a full disk needs the upload most
+                self._note_own_checkpoint(sha256)
         if self._there.get(name) == sha256:
             return
         file.seek(0)
-        self._files.put(name, self._pieces(name, file, size), size, sha256)
+        former = self._there.get(name, "")
+        self._files.put(name, self._pieces(name, file, size), size, sha256, former)
         self._room = self._room_for(name) - size
         self._sizes[name] = size
         self._there[name] = sha256
@@ -472,6 +480,15 @@ class RunFiles:
         others = [one for one in own if one not in newest]
         text = json.dumps([*others, *newest][-_REMEMBERED:])
         write_text(f"{text}\n", self._folder / "checkpoints.json")
+
+
+def _digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hex; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def _unread(path: str | Path, error: OSError) -> FileError:

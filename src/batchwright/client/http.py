@@ -25,8 +25,6 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 FILE_SECONDS = 60.0  # without a byte of a file, or of the answer to its upload
 _PIECE = 2**18  # bytes of a file that are in memory
-_ANOTHER = 399  # status of a 404 from another program, as of a proxy whose service is away
-_STRANGE = "{} does not answer as `batchwright serve` does: check the address"
 _MAX_TEXT = 300  # characters of a server's message that are passed on
 
 
@@ -35,10 +33,12 @@ class ServiceError(BatchwrightError):
 
     Args:
         message: One line.
-        status: HTTP status of the answer; 0: there was no answer; below 400: it is no service's.
+        status: HTTP status of the service's answer; 0: the service did not answer.
         next_sequence: Number of the record that the service wants next, if the answer names it.
         retry_seconds: Seconds that the service asks us to wait, if it does.
         sent: Whether the request may have arrived.
+        by_another: Whether another program may have answered: a proxy in front of a service that is
+            away, or what else is at a wrong address. A 404 with a line may be the service's.
     """
 
     def __init__(
@@ -49,24 +49,18 @@ class ServiceError(BatchwrightError):
         next_sequence: int | None = None,
         retry_seconds: float | None = None,
         sent: bool = True,
+        by_another: bool = False,
     ) -> None:
         super().__init__(message)
         self.status, self.next_sequence = status, next_sequence
-        self.retry_seconds, self.sent = retry_seconds, sent
+        self.retry_seconds, self.sent, self.by_another = retry_seconds, sent, by_another
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may succeed later: after no answer (0), another program's (below
-        400), or one of a service that is busy or broken.
+        """Whether the same request may succeed later: the service did not answer, or is busy or
+        broken.
         """
-        return self.status < 400 or self.status in (408, 425, 429) or self.status >= 500
-
-    @property
-    def by_another(self) -> bool:
-        """Whether another program may have answered: a proxy in front of a service that is away, or
-        what else is at a wrong address.
-        """
-        return 0 < self.status < 400 or self.status == 404
+        return self.status in (0, 408, 425, 429) or self.status >= 500
 
 
 class Backoff:
@@ -171,7 +165,7 @@ class Service:
             if not answer.is_success or kind != accepted["Accept"]:
                 answer.read()
                 if answer.is_success:
-                    raise ServiceError(_STRANGE.format(self.url), status=answer.status_code)
+                    raise _strange(self.url)
                 self._value_of(answer)  # raises
             yield from answer.iter_bytes(_PIECE)
 
@@ -224,6 +218,8 @@ class Service:
         problem = values if isinstance(values, dict) else {}
         detail = " ".join(str(problem.get("detail", "")).split())[:_MAX_TEXT]
         following = problem.get("next")
+        if status < 400 or (status in (403, 404) and not detail):  # the service's have a line
+            raise _strange(self.url)
         if status == 401:
             text = (
                 f"{self.url} does not know the token: set BATCHWRIGHT_TOKEN to one that "
@@ -231,8 +227,6 @@ class Service:
             )
         elif detail:
             text = f"{self.url}: {detail}"
-        elif status < 400 or status == 404:
-            text, status = _STRANGE.format(self.url), min(status, _ANOTHER)
         else:
             text = f"{self.url} answered {status}: see its log"
         raise ServiceError(
@@ -240,6 +234,7 @@ class Service:
             status=status,
             next_sequence=following if isinstance(following, int) and following >= 0 else None,
             retry_seconds=float(retry) if retry and retry.isdecimal() else None,
+            by_another=status == 404,
         )
 
 
@@ -251,8 +246,13 @@ def object_in(answer: Any, url: str) -> dict[str, Any]:
     """
     if isinstance(answer, dict):
         return answer
-    raise ServiceError(
-        f"{url} does not answer as `batchwright serve` does: try again later", status=502
+    raise _strange(url)
+
+
+def _strange(url: str) -> ServiceError:
+    """The error for an answer at ``url`` that no service gives."""
+    return ServiceError(
+        f"{url} does not answer as `batchwright serve` does: check the address", by_another=True
     )
 
 

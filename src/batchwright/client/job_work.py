@@ -23,7 +23,7 @@ from batchwright.client.artifacts import RunFiles
 from batchwright.client.http import TOKEN, Backoff, Service, ServiceError
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
-from batchwright.client.outbox import METRICS, read_report, write_report
+from batchwright.client.outbox import METRICS, Report, new_report, read_report, write_report
 from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.sending import Sender
 from batchwright.distributed import fork_server
@@ -217,7 +217,7 @@ class JobWork:
         text, path = job_yaml(job), self._folder / "job.yaml"
         try:
             make_folder(self._folder / "logs")
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
+            if not path.exists() or path.read_bytes() != text.encode():
                 # Another job left the profile; there should be none.
                 (self._folder / "profile.json").unlink(missing_ok=True)
             write_text(text, path)
@@ -325,8 +325,8 @@ class JobWork:
     def _send_rest(self) -> None:
         """Send what the service lacks of the run, and its end; waits for a service that is away."""
         self._note_run()
-        backoff, report = Backoff(0.5, 10.0), read_report(self._run)
-        while report is not None and not (report.told and report.state == "finished"):
+        backoff, report = Backoff(0.5, 10.0), self._report()
+        while not (report.told and report.state == "finished"):
             sender = Sender(self._run, report, self._service, self._tell)
             try:
                 sender.introduce()
@@ -342,8 +342,16 @@ class JobWork:
                 report = sender.report
                 with suppress(FileError):  # the service knows what it has
                     write_report(self._run, report)
-        if report is not None:
-            self._heartbeat.run = report.run
+        self._heartbeat.run = report.run
+
+    def _report(self) -> Report:
+        """The run's report; a new one where a full disk took none, or a loss of power damaged it:
+        nobody is here to remove it.
+        """
+        job, report = self._lease.job, None
+        with suppress(FileError):
+            report = read_report(self._run)
+        return report or new_report(self._run, self._service.url, name=job.name, job=job.id)
 
     # ----------------------------------------------------------------------------------- processes
 

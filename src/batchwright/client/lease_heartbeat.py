@@ -56,7 +56,7 @@ class LeaseHeartbeat:
         self._report, self._key, self._stopping = report, key, stopping
         self._seconds = min(BEAT_SECONDS, seconds / 4)
         self._over = threading.Event()
-        self._lock = threading.Lock()  # one message at a time, so that they arrive in order
+        self._lock = threading.RLock()  # one message at a time, so that they arrive in order
         self._sent: tuple[str | None, float | None] = (None, None)  # newest run and trained
         self.run: str | None = None
         self.trained: float | None = None
@@ -135,10 +135,21 @@ class LeaseHeartbeat:
             self._send(state="queued", sent=sent)
 
     def _beat(self) -> None:
-        """Send heartbeats; the first one at once, as it shows that the lease has arrived."""
+        """Send heartbeats; the first one at once, as it shows that the lease has arrived.
+
+        The service may take longer over a report than the lease lasts, as it makes the plan again.
+        Meanwhile heartbeats say only that the agent is there, in whatever order they arrive; what
+        the answers say, that to the report says, too.
+        """
         while not self.lost:
             with suppress(ServiceError):  # the next one may get through
-                self._send()
+                if self._lock.acquire(blocking=False):
+                    try:
+                        self._send()
+                    finally:
+                        self._lock.release()
+                else:
+                    self._report(JobProgress(key=self._key))
             if self._over.wait(self._seconds):
                 return
 

@@ -137,7 +137,8 @@ class ReporterProcess:
         if self._process is None:
             return
         self._process.say({"outcome": outcome, "error": error, "seconds": LAST_SECONDS})
-        self._process.wait(LAST_SECONDS + _GRACE_SECONDS)
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends the waiting: the run itself has ended
+            self._process.wait(LAST_SECONDS + _GRACE_SECONDS)
         self._process.close()
         self._own.extend(self._process.lines())
         self._process = None

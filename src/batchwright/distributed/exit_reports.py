@@ -100,11 +100,15 @@ def error_of(log: Path, code: int, who: str) -> str:
 def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
     """Raise the cause of a failure: a killed worker first, then the first own error of a worker.
 
+    A worker that has reported an error of its own is told by that, however it ended: libraries may
+    end a process by a signal as it leaves, as NCCL's watchdog does where a GPU has failed.
+
     ``folder`` has reports and logs; ``codes`` are exit codes by rank, negative for signals.
     """
-    for rank, name in killed(codes):
-        raise WorkerError(f"{killed_words(name_of(rank), name)}; logs are in {folder}")
     reports = reports_in(folder)
+    told = {report["rank"] for report in reports if not report["secondary"]}
+    for rank, name in killed({rank: code for rank, code in codes.items() if rank not in told}):
+        raise WorkerError(f"{killed_words(name_of(rank), name)}; logs are in {folder}")
     if reports:
         first = reports[0]
         if first["exit_code"] == DeadlineReached.exit_code:

@@ -34,13 +34,18 @@ from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.processes import report_failure
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
 from batchwright.distributed.transports import fetched, nothing, transport_for
-from batchwright.errors import JobError, LostWorkerError, one_line
+from batchwright.errors import JobError, LostWorkerError, TrainingError, WorkerError, one_line
 from batchwright.workload.host import gpu_failure, identity, is_out_of_memory
 
 _PORTS = (
     "open those between the hosts, too, at which workers exchange (the system's own choice, from "
     "/proc/sys/net/ipv4/ip_local_port_range), or name another network with GLOO_SOCKET_IFNAME or "
     "NCCL_SOCKET_IFNAME"
+)
+_NO_SHARED_MEMORY = "Error while creating shared memory segment.*"  # in the words of NCCL
+_MORE_SHARED_MEMORY = (
+    "NCCL connects this host's GPUs through shared memory, and found too little: give more of it "
+    "(docker: --shm-size=1g), or set NCCL_SHM_DISABLE=1"
 )
 _LONGEST_WHY = 300  # characters of an error that other workers are told
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
@@ -260,6 +265,34 @@ class Group:
         if self.size > 1:
             self.sum(torch.zeros(1, device=self.device))
 
+    def watch(self) -> None:
+        """From now on, until `close`, give up exchanges that never end, wherever the host waits.
+
+        `SyncBatchNorm` makes the host wait for the device in each layer, where nobody looks after
+        the other workers. Whatever it goes on with, the next exchange or `read` raises.
+        """
+        if self.size > 1:
+            self._transport.watch()
+
+    def begin(self, what: str) -> None:
+        """Note what this worker begins, for `meet`; all workers begin the same, in the same order.
+
+        Args:
+            what: What it does, as in the sentence "worker 1 takes a step".
+        """
+        if self._roll_call is not None:
+            self._roll_call.begin(what)
+
+    def meet(self) -> None:
+        """Wait until all workers have begun what this one has begun last; see `RollCall.meet`.
+
+        Raises:
+            TrainingError: Another worker has begun something else instead.
+            LostWorkerError: Another worker is gone, or has not come in time.
+        """
+        if self._roll_call is not None:
+            self._roll_call.meet(self._timeout)
+
     def give_up(self, error: BaseException) -> None:
         """Note an error, and abort exchanges that may never end; to be called first after it.
 
@@ -280,6 +313,7 @@ class Group:
                 time that they miss this worker, they can know why.
         """
         self._note(error)
+        self._transport.unwatch()
         if self._owned and dist.is_initialized():
             self._transport.leave()
             self._owned = False
@@ -351,8 +385,8 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
         ) from None
 
 
-def loss_behind(error: BaseException) -> LostWorkerError | None:
-    """The error that names a lost worker, if another error came out of a collective for it.
+def failure_behind(error: BaseException) -> WorkerError | None:
+    """The error that names a lost worker, or this one's own GPU, behind that of a collective.
 
     A user's loop may exchange something by itself, and then be the first to notice that a worker is
     gone.
@@ -360,6 +394,8 @@ def loss_behind(error: BaseException) -> LostWorkerError | None:
     roll_call = RollCall.current
     if roll_call is None or not isinstance(error, RuntimeError):
         return None
+    if (own := _own_cuda_error(error)) is not None:
+        return own
     frames = traceback.extract_tb(error.__traceback__)
     named = isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|ProcessGroup", str(error))
     if not named and not any("torch/distributed" in frame.filename for frame in frames):
@@ -369,6 +405,27 @@ def loss_behind(error: BaseException) -> LostWorkerError | None:
         return None
     return LostWorkerError(
         f"lost contact with another worker during an exchange: {lost} ({_cause(error)})"
+    )
+
+
+def _own_cuda_error(error: RuntimeError) -> TrainingError | None:
+    """The error to raise where a call of CUDA has failed inside NCCL, on this worker itself.
+
+    A call may also fail because another worker is gone whose memory it shares. Then, and where
+    NCCL says something else, ``None``.
+    """
+    if not re.search("ncclUnhandledCudaError|unhandled cuda error", str(error)):
+        return None
+    roll_call, who = RollCall.current, "this worker"
+    if roll_call is not None:
+        if roll_call.misses_one(failed=False):
+            return None
+        who = roll_call.here
+    said = re.search(r"(?:Cuda|HIP) failure (?:\d+ )?'([^']*)'", str(error))
+    what = f": {said[1]}" if said else ""
+    return TrainingError(
+        f"{who} had a CUDA error in an exchange by NCCL{what}; start again with NCCL_DEBUG=INFO "
+        "in the environment, which shows the call that fails"
     )
 
 
@@ -385,6 +442,8 @@ def naming_the_lost() -> Iterator[None]:
     Raises:
         LostWorkerError: The block raised `RuntimeError`, as collectives do, and not because of
             this worker's own device.
+        WorkerError: NCCL found too little shared memory on this host.
+        TrainingError: A call of CUDA has failed inside NCCL, on this worker.
     """
     roll_call = RollCall.current
     if roll_call is not None:
@@ -395,6 +454,10 @@ def naming_the_lost() -> Iterator[None]:
         of_device = re.match(r"(CUDA|HIP)( driver)? error", str(error)) or gpu_failure(error)
         if of_device or is_out_of_memory(error):
             raise  # of this worker's own device, which says so where it is waited for
+        if no_room := re.search(_NO_SHARED_MEMORY, str(error)):
+            raise WorkerError(f"{_MORE_SHARED_MEMORY} ({no_room[0]})") from error
+        if (own := _own_cuda_error(error)) is not None:
+            raise own from error
         cause = _cause(error)
         lost = roll_call.inquire() if roll_call is not None else ""
         raise LostWorkerError(

@@ -14,11 +14,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from batchwright.errors import LostWorkerError, TrainingError
 
 T = TypeVar("T")
 
@@ -86,7 +89,10 @@ class RollCall:
         self._rank, self._present = rank, tuple(present)
         self._keeper = keeper
         self._count = 0
+        self._begun = 0, ""  # how much, and what last; the same on all workers, if they are as far
+        self._met = ""  # the last key under which it has met the others
         self._failed = False
+        self._last_words = ""  # of worker 0, whose store may go with it: that it left, and why
         self._seen: dict[int, tuple[str | None, float]] = {}  # last beats, and since when
         self._exchanged_at = time.monotonic()
         self._exchanging = False
@@ -112,7 +118,8 @@ class RollCall:
         """Note in the store that this worker has left on purpose, and send no more heartbeats.
 
         Args:
-            why: The error that ends it, for the others to read; empty: none.
+            why: The error that ends it, for the others to read; empty: none. Worker 0, if it holds
+                the store, then waits until they have: some beats, and no longer.
         """
         atexit.unregister(self.close)
         if self._ending.is_set():
@@ -123,6 +130,8 @@ class RollCall:
         self._thread.join(timeout=1.0)
         if not self._failed and not self._thread.is_alive():
             _asked(lambda: self._leave(why), seconds=1.0)
+            if why and not (self._rank or self._keeper):
+                _asked(self._await_hearers, seconds=_ANSWER_SECONDS)
 
     def misses_one(self, *, failed: bool = True) -> bool:
         """Whether an exchange in progress is in vain: a worker is gone or silent, or has failed.
@@ -145,6 +154,44 @@ class RollCall:
         """Message of a `LostWorkerError` that names the gone worker, after `misses_one`."""
         return "lost contact with another worker: " + (self.inquire() or "one fell silent")
 
+    def begin(self, what: str) -> None:
+        """Note what this worker begins; all workers take part in each, in the same order."""
+        self._begun = self._begun[0] + 1, what
+
+    def meet(self, timeout: float) -> None:
+        """Wait until all workers have begun what this one has begun last.
+
+        Else an exchange of it would meet one of something else, and both workers would wait for a
+        timeout, or take the other's numbers for what they are not.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Raises:
+            TrainingError: Another worker has begun something else instead.
+            LostWorkerError: Another worker is gone, or has not come in time.
+        """
+        began, pause = time.monotonic(), 1e-3
+        look = began + BEAT_SECONDS
+        self._ask(self._come)
+        while late := self._ask(self._not_come):
+            now = time.monotonic()
+            if now > look:
+                look = now + BEAT_SECONDS
+                self._refuse_other_ways(late)
+            if now > began + timeout:
+                who = ", ".join(map(self._name, late))
+                raise LostWorkerError(
+                    f"{self.here} {self._begun[1]}, and {who} did not within {timeout:g} s"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, BEAT_SECONDS / 10)
+
+    @property
+    def here(self) -> str:
+        """This worker, in words."""
+        return self._name(self._rank)
+
     def inquire(self) -> str:
         """After a failed exchange: which workers are lost, as one sentence; empty if all answer.
 
@@ -155,7 +202,7 @@ class RollCall:
             return outcome
         if self._keeper:
             return f"the launcher's store at {self._keeper} does not answer"
-        return f"{self._name(0)}, which holds the store, does not answer"
+        return self._last_words or f"{self._name(0)}, which holds the store, does not answer"
 
     # ------------------------------------------------------------------------------------- beating
 
@@ -168,8 +215,27 @@ class RollCall:
         while not self._ending.wait(BEAT_SECONDS):
             try:
                 self._beat()
+                if self._rank and not self._keeper and not self._last_words:
+                    self._heed_first()
             except RuntimeError:
                 return  # the store is gone; the next exchange will fail and say so
+
+    def _heed_first(self) -> None:
+        """Remember why worker 0 has left, before the store goes with it, and let it know."""
+        if self._read("word/0") == "left":
+            self._last_words = self._told([0], "left the run")
+            self._store.set(f"heard/{self._rank}", "")
+
+    def _await_hearers(self) -> None:
+        """Let worker 0 wait until the others know that it has left, or are gone themselves."""
+        limit = time.monotonic() + 2 * MISSED_BEATS * BEAT_SECONDS
+        left = list(range(1, len(self._present)))
+        while time.monotonic() < limit and (left := [r for r in left if not self._has_heard(r)]):
+            time.sleep(BEAT_SECONDS / 10)
+
+    def _has_heard(self, rank: int) -> bool:
+        words = any(self._read(f"{key}/{rank}") is not None for key in ("heard", "word"))
+        return words or self._has_ended(rank)
 
     def _beat(self) -> None:
         self._count += 1
@@ -178,6 +244,7 @@ class RollCall:
             "time": time.time(),
             "exchanging": self._exchanging,
             "seconds": time.monotonic() - self._exchanged_at,
+            "begun": self._begun,
         }
         self._store.set(f"beat/{self._rank}", json.dumps(beat))
 
@@ -188,7 +255,7 @@ class RollCall:
         for rank in range(len(self._present)):
             if rank == self._rank:
                 continue
-            if self._read(f"word/{rank}") in words or self._has_ended(rank):
+            if self._is_gone(rank, words):
                 return True
             beat = self._read(f"beat/{rank}")
             known, since = self._seen.get(rank, (None, now))
@@ -238,9 +305,62 @@ class RollCall:
             for rank, beat in absent.items()
         )
 
+    def _come(self) -> None:
+        """Note that this worker has begun what it has, and forget where it met the others last."""
+        if self._met:  # all have met there: exchanges have followed
+            with suppress(RuntimeError):  # not every store can
+                self._store.delete_key(self._met)
+        self._met = self._place(self._rank)
+        self._store.set(self._met, "")
+
+    def _not_come(self) -> Sequence[int]:
+        """The workers that have not begun what this one has."""
+        ranks = range(len(self._present))
+        if self._store.check([self._place(rank) for rank in ranks]):
+            return ()
+        return [rank for rank in ranks if not self._store.check([self._place(rank)])]
+
+    def _place(self, rank: int) -> str:
+        """The key under which a worker notes that it has begun the same as this one."""
+        number, what = self._begun
+        return f"met/{number}/{what}/{rank}"
+
+    def _refuse_other_ways(self, late: Sequence[int]) -> None:
+        """Raise if one of these workers has begun something else instead, or is gone.
+
+        Silence is no sign: they may do something of their own before they come.
+        """
+        number, what = self._begun
+        beats = self._ask(lambda: {rank: self._read(f"beat/{rank}") for rank in late})
+        for rank, beat in beats.items():
+            theirs, doing = _decoded(beat).get("begun", (0, ""))
+            if theirs > number or (theirs == number and doing != what):
+                raise TrainingError(
+                    f"{self.here} {what}, and {self._name(rank)} {doing}: call session.step() and "
+                    "session.evaluate() on all workers alike, and leave the loop after the same "
+                    "step, by a value that all of them have"
+                )
+        if self._ask(lambda: any(self._is_gone(rank) for rank in late)):
+            raise LostWorkerError(self.loss())
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Ask the store.
+
+        Raises:
+            LostWorkerError: It does not answer.
+        """
+        try:
+            return answered(question, _ANSWER_SECONDS)
+        except RuntimeError:
+            raise LostWorkerError(self.loss()) from None
+
     def _read(self, key: str) -> str | None:
         """A value of the store; ``None`` where there is none, for which `Store.get` would wait."""
         return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _is_gone(self, rank: int, words: Sequence[str] = ("left", "failed")) -> bool:
+        """Whether a worker has left one of these words, or its process has ended."""
+        return self._read(f"word/{rank}") in words or self._has_ended(rank)
 
     def _has_ended(self, rank: int) -> bool:
         """Whether a worker is on this machine and its process has ended."""

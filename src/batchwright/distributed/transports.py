@@ -8,6 +8,7 @@ waits for the device here, and looks after the other workers meanwhile.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -127,6 +128,15 @@ class Gloo:
             RuntimeError: Another worker is gone or silent.
         """
 
+    def watch(self) -> None:
+        """From now on give up exchanges that do not end, for which the host itself may wait.
+
+        Where a worker is gone or silent, gloo's raise.
+        """
+
+    def unwatch(self) -> None:
+        """Watch no longer."""
+
     def give_up(self) -> None:
         """Abort exchanges that may wait for a worker that is gone."""
 
@@ -139,6 +149,12 @@ class Queued(Gloo):
     """Exchanges that are queued on a device, whose failures the host does not see by itself."""
 
     waits_at_store = True
+
+    def __init__(self, device: torch.device, timeout: float) -> None:
+        super().__init__(device, timeout)
+        self._giving_up = threading.Lock()
+        self._watch: threading.Thread | None = None
+        self._unwatched = threading.Event()
 
     @abstractmethod
     def mark(self) -> Callable[[], bool]:
@@ -191,16 +207,45 @@ class Queued(Gloo):
 
     def _wait(self, done: Callable[[], bool]) -> None:
         try:
-            _await(done, self._timeout)
+            _await(lambda: self._gave_up or done(), self._timeout)
         except TimeoutError as error:
             self.give_up()
             raise RuntimeError(str(error)) from None
+        if self._gave_up:  # kernels that were aborted count as done
+            raise RuntimeError("the exchange was given up")
+
+    def watch(self) -> None:
+        """See `Gloo.watch`; a thread looks at the device and after the other workers."""
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._watch_on, name="watching", daemon=True)
+            self._watch.start()
+            atexit.register(self.unwatch)  # a thread that wakes up in a dying interpreter aborts it
+
+    def unwatch(self) -> None:
+        """See `Gloo.unwatch`."""
+        if self._watch is not None:
+            atexit.unregister(self.unwatch)
+            self._unwatched.set()
+            self._watch.join(_GIVE_UP_SECONDS)
+
+    def _watch_on(self) -> None:
+        """Give up what the device does not end in time, or while a worker is missed."""
+        with suppress(RuntimeError):  # of a device that has failed, as the worker sees for itself
+            enter(self.device)  # see `_within`
+            done, since = self.mark(), time.monotonic()
+            while not self._unwatched.wait(BEAT_SECONDS):
+                if done():
+                    done, since = self.mark(), time.monotonic()
+                elif time.monotonic() - since > self._timeout or _misses_one():
+                    self.give_up()
+                    return
 
     def give_up(self) -> None:
         """Abort, for some seconds: it may itself wait for a worker that was killed."""
-        if not self._gave_up:
-            self._gave_up = True
-            _within(_GIVE_UP_SECONDS, self.abort, self.device)
+        with self._giving_up:
+            if not self._gave_up:
+                self._gave_up = True
+                _within(_GIVE_UP_SECONDS, self.abort, self.device)
 
     def leave(self) -> None:
         """Leave the group; where a worker is gone without a word, not wait for it for ever."""
@@ -226,6 +271,9 @@ class Nccl(Queued):
         setting = os.environ.get(_WATCHDOG)
         if setting in (None, "2") or (setting == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
             os.environ[_WATCHDOG] = "0"
+        if os.environ[_WATCHDOG] == "0":  # it ends the process by this alone where it is to do so
+            # Of a GPU that has failed the worker itself learns, and says so.
+            os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         # After an error the watchdog sleeps four times as long, a minute by default, before it lets
         # go of the group: the process could not end before.
         os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250")
@@ -281,9 +329,15 @@ def _await(done: Callable[[], bool], timeout: float) -> None:
             continue
         if now - began > timeout:
             raise TimeoutError(f"Timed out waiting {timeout:g} s for an exchange")
-        roll_call, look = RollCall.current, now + BEAT_SECONDS
-        if roll_call is not None and roll_call.misses_one():
+        look = now + BEAT_SECONDS
+        if _misses_one():
             raise TimeoutError("the exchange will not end")
+
+
+def _misses_one() -> bool:
+    """Whether another worker is gone or silent, or has failed."""
+    roll_call = RollCall.current
+    return roll_call is not None and roll_call.misses_one()
 
 
 def _within(seconds: float, work: Callable[[], None], device: torch.device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,12 @@ from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Record
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.host import arithmetic, local_workers, worker_threads
+from batchwright.workload.host import (
+    arithmetic,
+    local_workers,
+    release_memory,
+    worker_threads,
+)
 from batchwright.workload.passes.recomputation import may_recompute
 from batchwright.workload.task import network_facts, set_training
 
@@ -192,9 +198,15 @@ class Executor:
         return commands.Visited(steps=tuple(steps), by_worker=by_worker, loading=loading)
 
     def close(self) -> None:
-        """End the loader processes."""
+        """End the loader processes, and give the GPU's memory back.
+
+        A sweep that has measured in its own process leaves the GPU to its cells.
+        """
         if self._bench is not None:
             self._bench.close()
+            self._bench = None
+            with suppress(RuntimeError):  # of a GPU that has failed, which was told before
+                release_memory(self._group.device)
 
     def _joined(self, workers: int) -> Bench:
         """The bench, which takes its steps with the first ``workers`` workers."""

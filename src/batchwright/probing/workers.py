@@ -118,7 +118,7 @@ class InProcess:
         time.sleep(seconds)
 
     def close(self) -> None:
-        """End the loader processes."""
+        """End the loader processes, and give the GPU's memory back."""
         self._executor.close()
 
 

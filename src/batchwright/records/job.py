@@ -290,6 +290,12 @@ def _passes(job: JobFields) -> Iterator[str]:
             f"batch_norm=synchronized with method={job.method}: statistics are exchanged at each "
             "step, and its workers step for themselves; leave one of them out"
         )
+    if job.batch_norm == "synchronized" and job.cycle.recalibrate:
+        yield (
+            f"cycle.recalibrate={job.cycle.recalibrate} with batch_norm=synchronized: each worker "
+            "measures statistics on batches of its own number and sizes, and such layers would "
+            "wait for the others in each; leave one of them out"
+        )
     if job.compile == "on" and job.activation_checkpointing == "on":
         yield (
             "compile=on with activation_checkpointing=on: blocks that are computed again are not "

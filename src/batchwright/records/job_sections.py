@@ -267,7 +267,8 @@ class Cycle(Keys):
     recalibrate: Index = Field(
         0,
         description="Training batches from which the statistics of batch normalization are "
-        "computed anew, at the highest resolution, before each evaluation. 0: as trained.",
+        "computed anew, at the highest resolution, before each evaluation. 0: as trained. Not with "
+        "synchronized batch normalization.",
     )
 
 

@@ -4,9 +4,8 @@ which time and memory of planning grow; and the check of documents that agents s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from threading import BoundedSemaphore, Lock
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from batchwright.planning.merging import merge_profiles
@@ -35,19 +34,8 @@ MAX_VISITS = 200
 PLAN_SECONDS = 60.0
 """Maximum duration of planning."""
 
-PATIENCE_SECONDS = 10.0
-"""Maximum wait of a client for its turn; most plans take some hundredths of a second."""
-
-MAX_AT_ONCE = 4
-"""Maximum number of plans that are made or wait. Each that waits takes one of the forty threads of
-all requests."""
-
-_BUSY = "the service is busy with other plans: come again"
-_PLACES = BoundedSemaphore(MAX_AT_ONCE)
-PLANNING = Lock()
-"""Held while a plan is made: two at once would take twice as long, with all other requests waiting
-for both."""
-_PLANNERS = Workers(most=1)
+PLANNERS = Workers(most=1, waiting=3)
+"""The process that plans: one plan after the other, as two at once would take twice as long."""
 
 
 def planned(request: PlanRequest) -> Plan:
@@ -58,8 +46,7 @@ def planned(request: PlanRequest) -> Plan:
         TooMany: Too many plans wait already, or the turn of this one did not come.
         Unavailable: Planning took too long, or the system ended its process.
     """
-    with _turn():
-        return _PLANNERS.call(PLAN_SECONDS, make_plan, request)
+    return PLANNERS.call(PLAN_SECONDS, make_plan, request)
 
 
 def checked_documents(asked: Job, stored: Profile | None, progress: JobProgress) -> JobProgress:
@@ -100,7 +87,7 @@ def checked_documents(asked: Job, stored: Profile | None, progress: JobProgress)
 def advised(
     plan: Plan, profile: Profile, epochs: Sequence[EpochRecord], offered: Sequence[Advice]
 ) -> Offer | None:
-    """`advising.advice_for`, in the process that plans; waits for its turn.
+    """`advising.advice_for`, in the process that plans; waits for its turn, however long.
 
     Raises:
         BatchwrightError: Plan and profile do not fit together, no plan comes of them, or planning
@@ -108,8 +95,11 @@ def advised(
     """
     from batchwright.service.advising import advice_for  # the planner
 
-    with PLANNING:
-        return _PLANNERS.call(PLAN_SECONDS, advice_for, plan, profile, epochs, offered)
+    while True:
+        try:
+            return PLANNERS.call(PLAN_SECONDS, advice_for, plan, profile, epochs, offered)
+        except TooMany as busy:
+            time.sleep(busy.retry_after)
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -127,26 +117,6 @@ def make_plan(request: PlanRequest) -> Plan:
     except (ArithmeticError, LookupError, ValueError, AssertionError):
         # The input is the client's alone; no probe measures figures with which planning fails so.
         raise Refused("no plan comes of these figures: were they measured by a probe?") from None
-
-
-@contextmanager
-def _turn() -> Iterator[None]:
-    """Inside, no other plan is made.
-
-    Raises:
-        TooMany: Too many plans wait already, or the turn of this one did not come.
-    """
-    if not _PLACES.acquire(blocking=False):
-        raise TooMany(_BUSY, 1.0)
-    try:
-        if not PLANNING.acquire(timeout=PATIENCE_SECONDS):
-            raise TooMany(_BUSY, PATIENCE_SECONDS)
-        try:
-            yield
-        finally:
-            PLANNING.release()
-    finally:
-        _PLACES.release()
 
 
 def refuse_costly(job: Job, profiles: Sequence[Profile]) -> None:

@@ -60,7 +60,7 @@ PATIENCE_SECONDS = 10.0
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 256 * 1024
 """A parameter of glibc's mallopt, from <malloc.h>, and its value."""
 
-_BUSY = "the service is busy with other requests of this size: come again"
+_BUSY = "the service is busy with other requests like this: come again"
 _ENDED = {  # by the signal that ended a process, as its exit code
     # From outside, as where the machine has no memory left.
     -signal.SIGKILL: "the machine ended what was to answer this, being short of memory maybe: "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,7 +54,18 @@ def behind_links(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``: to a new file first, which is then renamed over the old one.
+    """Write ``content`` to ``path``, as `writing_whole` does.
+
+    Raises:
+        FileError: As there.
+    """
+    with writing_whole(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def writing_whole(path: Path) -> Iterator[BinaryIO]:
+    """Inside, write to a new file, which is renamed over ``path`` at the end, if there is no error.
 
     A device or a pipe, such as /dev/stdout, is written to and never replaced. Nor is a link: what
     is renamed is the file that it leads to.
@@ -63,7 +76,8 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     if is_there(path) and not (path.is_file() or path.is_dir()):
         try:
-            path.write_bytes(content)
+            with path.open("wb") as device:
+                yield device
         except OSError as error:
             raise refusal(path, error) from error
         return
@@ -77,7 +91,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise refusal(path, error) from error
     try:
         with opened as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         aside.replace(target)

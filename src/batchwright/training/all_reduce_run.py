@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -176,6 +177,16 @@ class AllReduceRun:
 
     def evaluate(self, what: Evaluation) -> dict[str, float]:
         """Mean of each value of a metric over a held-out set, shared out between the workers."""
+        self.stepper.refuse_failed()
+        with ExitStack() as stack:
+            if self._group.size > 1:  # the others may wait in it for this worker
+                stack.enter_context(self.stepper.failing("session.evaluate()"))
+            self._group.begin("evaluates")
+            self._group.meet()
+            stack.enter_context(self.stepper.before_step())
+            return self._evaluate(what)
+
+    def _evaluate(self, what: Evaluation) -> dict[str, float]:
         started = time.perf_counter()
         self._take_into_average()
         self._merge_buffers()
@@ -203,9 +214,18 @@ class AllReduceRun:
 
         A loop that is left behind the last step of an epoch, as early stopping does, has ended it.
         Of one that is left before, the whole steps are kept.
+
+        Raises:
+            RuntimeError: The loop was left for an error that it has caught, which others of several
+                workers may not have had.
         """
+        if self._group.size > 1:
+            self.stepper.refuse_failed()
+        self._group.begin("has left the loop")
+        self._group.meet()
         steps = self._sharing.steps
-        if self._batches is not None and steps is not None and self.state.step == len(steps):
+        whole = steps is not None and self.state.step == len(steps) and not self.stepper.failed
+        if self._batches is not None and whole:
             self._left = True
             self._end_epoch()
             if self._setup.average:
@@ -288,7 +308,8 @@ class AllReduceRun:
         self._drifted = True
 
     def _requests(self) -> StepRequests:
-        """What this worker asks of the others at the step in progress."""
+        """What this worker asks of the others at the step in progress, once in each."""
+        self._group.begin("takes a step")
         most = self._plan.job.goal.deadline
         time_is_up = self.rank == 0 and most is not None and self._elapsed > most
         compared = self._group.size > 1 and self.state.step % DRIFT_STEPS == 0
@@ -320,6 +341,7 @@ class AllReduceRun:
             )
         if self._batches is not None:
             self._batches.end()
+        self._group.begin("ends an epoch")
         self._sharing.end_epoch()
         self._batches = None
         record = meter.record(self.stage, self._worker_times(), self.noise_scale)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from batchwright.client.reporter_process import ReporterProcess, outcome_of
-from batchwright.distributed.group import Group, loss_behind
+from batchwright.distributed.group import Group, failure_behind
 from batchwright.distributed.joining.environments import adopt, found
 from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
 from batchwright.distributed.server_child import SERVER
@@ -175,6 +175,7 @@ class Session:
         self._held_out: tuple[Images, Feed] | None = None
         self._reporter: ReporterProcess | None = None
         self._lock: Lock | None = None
+        self._closed = False
         self._follow_advice, self._profile_memory = follow_advice, profile_memory
         service = checked_service(report_to, run_folder)
         if self.plan.workers > 1 and "WORLD_SIZE" not in os.environ:
@@ -203,7 +204,17 @@ class Session:
         resume: bool,
         sample_weights: Tensor | None,
     ) -> None:
-        refuse_unlike_workers(self.plan, self._group)
+        refuse_unlike_workers(
+            self.plan,
+            self._group,
+            self.model,
+            self.optimizer,
+            run_folder="a folder" if folder is not None else "None",
+            resume=resume,
+            clip_norm=self._clip_norm,
+            learning_rate="mine" if self._own_rates else "plan",
+            sample_weights=sample_weights,
+        )
         self._feed, self._folder = self._feed_of(dataset), folder
         again = False
         if folder is not None:
@@ -240,11 +251,14 @@ class Session:
             graphs=replayed(self.model, self.plan),
             average=average_of(self.model, self.plan),
         )
+        if setup.synchronized:
+            self._group.watch()
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
         self._run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
         for doubt in doubts(
             self.plan,
+            self.model,
             self.optimizer,
             self.device,
             first=self.rank == 0,
@@ -332,7 +346,11 @@ class Session:
         its ``top1``. With a parameter server each turn is a round of this worker, and yields the
         epoch that most of its samples are of. A run that goes on after a stop in an evaluation
         begins with that epoch, which has no batches left.
+
+        Raises:
+            RuntimeError: The context was left.
         """
+        self._refuse_closed("epochs")
         yield from self._run.epochs()
 
     def batches(self) -> Iterator[Any]:
@@ -347,8 +365,8 @@ class Session:
 
         Raises:
             Interrupted: A stop signal came, or the time was up; a checkpoint was written.
-            RuntimeError: A batch was taken without a `step` for the one before, or another loop
-                over the batches of the epoch is still open.
+            RuntimeError: A batch was taken without a `step` for the one before, or after one that
+                ended with an error; or another loop over the batches of the epoch is still open.
             LostWorkerError: The parameter server is gone.
         """
         yield from self._run.batches()
@@ -371,8 +389,10 @@ class Session:
             where a gradient was infinite or not a number, memory ran out or compiling failed.
 
         Raises:
-            RuntimeError: No batch is open, or no parameter got a gradient.
-            ValueError: The weight is negative, infinite or not a number.
+            RuntimeError: No batch is open, no parameter got a gradient, or an error of a step
+                before was caught, which may have left it half done.
+            ValueError: The loss is no scalar tensor; or the weight is negative, infinite or not a
+                number.
             LostWorkerError: Another worker is gone.
             TrainingError: Gradients were not finite for many steps in a row, or not even the
                 smallest micro-batch fits into memory.
@@ -387,7 +407,7 @@ class Session:
             weight: As for `step`, and the same for all parts.
 
         Raises:
-            RuntimeError: No batch is open.
+            RuntimeError: No batch is open, or as for `step`.
             ValueError: As for `step`, or a part before had another weight.
         """
         self._run.stepper.backward(loss, weight)
@@ -425,13 +445,17 @@ class Session:
         Raises:
             DataError: The data set is empty, or can only be iterated.
             ValueError: The metric gave something else than one value for each sample.
+            RuntimeError: The context was left; or an error of an evaluation or a step before was
+                caught that other workers may not have had.
             TrainingError: Not even one sample fits into memory.
             Interrupted: A stop signal came; a checkpoint was written.
         """
+        self._refuse_closed("evaluate")
         # The feed of the last evaluated set is kept: its loader processes take time to start.
         if self._held_out is None or self._held_out[0] is not dataset:
             if self._held_out is not None:
                 self._held_out[1].close()
+                self._held_out = None  # where the other one is refused, it must not be used again
             self._held_out = dataset, self._feed_of(dataset)
         feed, size = self._held_out[1], batch_size or evaluation_batch(self.plan)
         return self._run.evaluate(Evaluation(model or self.model, feed, metric, forward, size))
@@ -456,8 +480,8 @@ class Session:
                 self._run.finish()
             elif failure := gpu_failure(error):
                 raise TrainingError(self._of_gpu(failure)) from error
-            elif (lost := loss_behind(error)) is not None:
-                raise lost from error
+            elif (behind := failure_behind(error)) is not None:
+                raise behind from error
             elif is_out_of_memory(error):
                 error.add_note(
                     "batchwright repeats such a step in smaller micro-batches if session.step() "
@@ -508,6 +532,13 @@ class Session:
             raise FileError(problem)
         return lock
 
+    def _refuse_closed(self, name: str) -> None:
+        if self._closed:
+            raise RuntimeError(
+                f"session.{name}() behind its `with` block: the session has let go of its data and "
+                "of the other workers; call it inside, or make another session"
+            )
+
     @staticmethod
     def _print_lines(reporter: ReporterProcess) -> None:
         for line in reporter.lines():
@@ -524,6 +555,7 @@ class Session:
         )
 
     def _close(self, error: BaseException | None) -> None:
+        self._closed = True
         # First, or whatever waits for the device may wait for a worker that is gone.
         if error is not None:
             self._group.give_up(error)

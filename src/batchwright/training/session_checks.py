@@ -30,6 +30,7 @@ def planned_loaders(plan: Plan) -> int:
 
 def doubts(
     plan: Plan,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     *,
@@ -42,6 +43,7 @@ def doubts(
 
     Args:
         plan: The plan that is followed.
+        model: The user's model.
         optimizer: The user's optimizer.
         device: The model's device.
         first: Whether this is worker 0, which alone gives most warnings.
@@ -61,6 +63,13 @@ def doubts(
         yield (
             f"the plan is for device={asked} and the model is on {device}: {move} before "
             f"the optimizer is built, or probe with device={device.type}"
+        )
+    trained = {one for one in model.parameters() if one.requires_grad}
+    held = {one for group in optimizer.param_groups for one in group["params"]}
+    if first and trained and trained.isdisjoint(held):
+        yield (
+            "the optimizer has none of the parameters that the model trains, so the model will not "
+            "change: build it from the parameters of the very model that the session gets"
         )
     # SGD for AdamW goes without a word: rates are factors on the user's own, times are close.
     name = type(optimizer).__name__
@@ -194,27 +203,63 @@ def refuse_other_things(model: object, optimizer: object, dataset: object) -> No
             )
 
 
-def refuse_unlike_workers(plan: Plan, group: Group) -> None:
-    """Refuse, on all workers together, hosts that have another plan or other versions.
+def refuse_unlike_workers(
+    plan: Plan,
+    group: Group,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    **options: object,
+) -> None:
+    """Refuse, on all workers together, workers that differ from worker 0.
+
+    Else they would exchange different things, and wait for each other until a timeout.
+
+    Args:
+        plan: The plan.
+        group: The workers.
+        model: What is trained.
+        optimizer: Its optimizer.
+        options: Further options of `Session` that must be the same, by name.
 
     Raises:
-        PlanError: A host differs; the message says which one and in what.
+        PlanError: A worker differs; the message says which one and in what.
     """
     if group.size == 1:
         return
     own = {
-        "plan": sha256(plan.model_dump_json().encode()).hexdigest()[:12],
+        "plan": _digest(plan.model_dump_json().encode()),
         **versions(),
+        "model": _digest(
+            [
+                *[(n, *_layout(one), one.requires_grad) for n, one in model.named_parameters()],
+                *[(n, *_layout(one)) for n, one in model.named_buffers()],
+            ]
+        ),
+        "optimizer": _digest(
+            [[_layout(one) for one in each["params"]] for each in optimizer.param_groups]
+        ),
+        **{name: _digest(v) if isinstance(v, Tensor) else v for name, v in options.items()},
     }
     first, *others = group.gather(own)
     for rank, other in enumerate(others, 1):
         for what, value in first.items():
             if other[what] != value:
-                same = "the same plan" if what == "plan" else f"the same {what}"
                 raise PlanError(
                     f"worker {rank} ({group.places[rank]}) has {what} {other[what]}, and worker 0 "
-                    f"({group.places[0]}) has {value}: give all hosts {same}"
+                    f"({group.places[0]}) has {value}: give all workers the same {what}"
                 )
+
+
+def _digest(value: object) -> str:
+    """Twelve hexadecimal digits that tell bytes, a tensor or plain values from others."""
+    if isinstance(value, Tensor):
+        value = value.detach().to("cpu", torch.float64).numpy().tobytes()
+    content = value if isinstance(value, bytes) else repr(value).encode()
+    return sha256(content).hexdigest()[:12]
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return tuple(tensor.shape), tensor.dtype
 
 
 def refuse_without_float64(device: torch.device) -> None:

@@ -302,10 +302,10 @@ def _free_on_gpu() -> tuple[int, str]:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give unused memory of a GPU back after memory ran out, so that smaller batches find room.
+    """Give unused memory of a GPU back, so that smaller batches or other processes find room.
 
-    An autograd graph in a reference cycle lives until Python collects cycles. Call this once the
-    error itself is gone, as its traceback holds the tensors of what failed.
+    An autograd graph in a reference cycle lives until Python collects cycles. After an error call
+    this once the error itself is gone, as its traceback holds the tensors of what failed.
     """
     if device.type == "cuda":
         gc.collect()

@@ -1,8 +1,8 @@
 """Trained networks as files for other programs: weights as safetensors, and a description.
 
 model = bw.load_model("model")
-model(images)           # logits of RGB images in [0, 1], (n, 3, side, side)
-model.names(images)     # the classes that are most likely
+model.names(["a.jpg", "b.png"])  # the most likely class of each image
+model(images)                    # logits of RGB images in [0, 1], (n, 3, side, side)
 """
 
 from __future__ import annotations
@@ -10,31 +10,54 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from batchwright.errors import ArgumentError, FileError, PlanError
+from batchwright.errors import ArgumentError, DataError, FileError, PlanError
 from batchwright.records.registries.networks import NETWORKS, network_spec
+from batchwright.records.text.problems import described, printable
 from batchwright.storage.files import refusal, write_whole
+from batchwright.workload.data.decoding import UnreadableImageError, decode, encoded
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.listing import without_pillows_warnings
+from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.extras import import_library
+from batchwright.workload.host import usable_cores
 from batchwright.workload.task import build_network, logits_in
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = "batchwright-model/1"
+AT_ONCE = 32
+"""Images that are decoded and computed at once, where many are to be classified."""
+
+_Triple = tuple[float, float, float]
+ImageLike = str | Path | Image.Image
+"""A file's path, or an image that Pillow has opened."""
 
 
 class TrainedModel(nn.Module):
-    """A trained network with the normalization of its input.
+    """A trained network that prepares images as its training prepared the held-out ones.
 
     Args:
         network: The network; it is in evaluation mode from here on.
         classes: Names of the classes, in label order.
+        side: Side of its images, in pixels.
         mean: Mean of each channel, of RGB values in [0, 1]; empty: the input is not normalized.
         std: Standard deviation of each channel.
+
+    ``classes`` and ``side`` are attributes, too.
+
+    Attributes:
+        class_numbers: Number of each class, by its name.
     """
 
     mean: Tensor
@@ -44,11 +67,13 @@ class TrainedModel(nn.Module):
         self,
         network: nn.Module,
         classes: tuple[str, ...],
+        side: int,
         mean: tuple[float, ...] = (),
         std: tuple[float, ...] = (),
     ) -> None:
         super().__init__()
-        self.network, self.classes = network, classes
+        self.network, self.classes, self.side = network, classes, side
+        self.class_numbers = {name: label for label, name in enumerate(classes)}
         self.register_buffer("mean", torch.tensor(mean or (0.0,)).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std or (1.0,)).view(-1, 1, 1))
         self.eval()
@@ -57,19 +82,117 @@ class TrainedModel(nn.Module):
         """Logits (n, classes) of images (n, channels, side, side), for our data RGB in [0, 1]."""
         return logits_in(self.network((images - self.mean) / self.std))
 
-    def names(self, images: Tensor) -> list[str]:
+    def names(self, images: Tensor | Sequence[ImageLike]) -> list[str]:
         """The most likely class of each image.
 
+        Args:
+            images: Paths of image files or images of Pillow, which are resized, cropped and
+                normalized as the held-out images of the training were. Or a tensor, as for
+                `forward`.
+
         Raises:
-            ArgumentError: The images are whole numbers, with which the network was not trained.
+            ArgumentError: ``images`` is neither, or they are whole numbers, with which the network
+                was not trained, or its training had images of a function of the user's own.
+            DataError: An image cannot be read.
         """
-        if len(self.mean.flatten()) > 1 and not images.is_floating_point():
+        return [self.class_name(label) for label in self._logits(images).argmax(dim=1).tolist()]
+
+    def probabilities(self, images: Tensor | Sequence[ImageLike]) -> Tensor:
+        """Probability of each class for each image, (n, classes); takes what `names` takes."""
+        return self._logits(images).float().softmax(dim=1)
+
+    def class_name(self, label: int) -> str:
+        """The name of a class; of outputs beyond the classes the number."""
+        return self.classes[label] if label < len(self.classes) else f"output {label}"
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether its images are ours: RGB in [0, 1], to be normalized."""
+        return len(self.mean) > 1
+
+    @property
+    def normalization(self) -> tuple[_Triple, _Triple]:
+        """Mean and standard deviation of red, green and blue.
+
+        Raises:
+            ArgumentError: The network was trained on images of a function of the user's own.
+        """
+        if not self.normalizes:
             raise ArgumentError(
-                "names takes images (n, 3, side, side) with values from 0 to 1, not "
-                f"{images.dtype}: divide pixels by 255"
+                "this network was trained on images that a function of yours prepared, so files "
+                "cannot be prepared for it here: give load_model(...).names a tensor of images as "
+                "that function makes them"
             )
+        (m0, m1, m2), (s0, s1, s2) = (one.flatten().tolist() for one in (self.mean, self.std))
+        return (m0, m1, m2), (s0, s1, s2)
+
+    def _logits(self, images: Tensor | Sequence[ImageLike]) -> Tensor:
         with torch.inference_mode():
-            return [self.classes[label] for label in self(images).argmax(dim=1).tolist()]
+            if isinstance(images, Tensor):
+                if self.normalizes and not images.is_floating_point():
+                    raise ArgumentError(
+                        "a tensor of images (n, 3, side, side) has values from 0 to 1, not "
+                        f"{images.dtype}: divide pixels by 255"
+                    )
+                return self(images)  # type: ignore[no-any-return]
+            if isinstance(images, ImageLike) or not isinstance(images, Sequence):
+                raise ArgumentError(
+                    "images are a list of paths or Pillow images, or a tensor, not "
+                    f"{described(images)}: write [image]"
+                )
+            parts = [images[at : at + AT_ONCE] for at in range(0, len(images), AT_ONCE)]
+            with without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
+                read = partial(read_image, side=self.side)
+                made = [self.logits_of(list(pool.map(read, part))) for part in parts]
+            return torch.cat(made) if made else torch.empty(0, len(self.classes))
+
+    def logits_of(self, pixels: Sequence[npt.NDArray[np.uint8]]) -> Tensor:
+        """Logits (n, classes) of images from `read_image`."""
+        sizes = torch.tensor([one.shape[:2] for one in pixels])
+        flat = torch.from_numpy(np.concatenate([one.reshape(-1) for one in pixels]))
+        store = ImageStore(flat, torch.zeros(len(pixels), dtype=torch.int64), sizes)
+        images, _ = self.pipeline(store).evaluation_batch(
+            torch.arange(len(pixels)), resolution=self.side
+        )
+        return logits_in(self.network(images))
+
+    def pipeline(self, store: ImageStore) -> ImagePipeline:
+        """The pipeline by which training evaluates, over other images; it normalizes them.
+
+        Raises:
+            ArgumentError: As `normalization` raises.
+        """
+        mean, std = self.normalization
+        return ImagePipeline(
+            store,
+            device=self.mean.device,
+            side=self.side,
+            mean=mean,
+            std=std,
+            augmentation="none",
+            seed=0,
+        )
+
+
+def read_image(image: ImageLike, *, side: int) -> npt.NDArray[np.uint8]:
+    """An image as training at ``side`` pixels stores it, uint8 (height, width, 3); see `decode`.
+
+    Raises:
+        ArgumentError: It is no path and no image of Pillow.
+        DataError: It cannot be read.
+    """
+    if not isinstance(image, ImageLike):
+        raise ArgumentError(f"an image is a path or an image of Pillow, not {described(image)}")
+    try:
+        if isinstance(image, Image.Image):  # its pixels come without the note how to turn them
+            content = encoded(ImageOps.exif_transpose(image))
+        else:
+            content = Path(image).read_bytes()
+        return decode(content, top_resolution=side)
+    except (OSError, SyntaxError, ValueError, UnreadableImageError) as error:
+        name = "of Pillow" if isinstance(image, Image.Image) else str(image)
+        cause = getattr(error, "strerror", None) or str(error)
+        raise DataError(printable(f"unreadable image {name}: {cause}")) from error
 
 
 def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -126,17 +249,43 @@ def load_model(
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise FileError(f"{place / CONFIG} is none of ours ({FORMAT})")
     try:
-        classes = tuple(map(str, config["classes"]))
-        made = _made(network, network_args, config, len(classes))
-        made.load_state_dict(load(content))
-        return TrainedModel(made, classes, tuple(config["mean"]), tuple(config["std"]))
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        cause = str(error).strip().partition("\n")[0]
-        raise FileError(f"{place} is damaged, or of another network: {cause}") from None
+        return built_model(place, config, partial(load, content), network, network_args)
     except Exception as error:
         if type(error).__name__ != "SafetensorError":
             raise
         raise FileError(f"{place / WEIGHTS} is damaged: {error}") from None
+
+
+def built_model(
+    place: Path,
+    config: Mapping[str, Any],
+    weights: Callable[[], Mapping[str, Any]],
+    network: str | nn.Module | Callable[..., nn.Module] | None = None,
+    network_args: Mapping[str, Any] | None = None,
+) -> TrainedModel:
+    """A trained network from its description and weights, on the CPU.
+
+    Args:
+        place: Where both come from, for messages.
+        config: As for `save_model`.
+        weights: Returns the state_dict.
+        network: As for `load_model`.
+        network_args: As for `load_model`.
+
+    Raises:
+        JobError: The network cannot be built.
+        FileError: Weights or description are damaged.
+        PlanError: ``network`` or ``network_args`` are missing for a network that needs them.
+    """
+    try:
+        classes = tuple(map(str, config["classes"]))
+        made = _made(network, network_args, config, len(classes))
+        made.load_state_dict(weights())
+        side, mean, std = int(config["side"]), tuple(config["mean"]), tuple(config["std"])
+        return TrainedModel(made, classes, side, mean, std)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        cause = str(error).strip().partition("\n")[0]
+        raise FileError(f"{place} is damaged, or of another network: {cause}") from None
 
 
 def _made(

@@ -108,7 +108,7 @@ class Prior:
 PRIOR = Prior(
     level=Normal(-1.0, 2.1), slope=Normal(-0.43, 0.5), critical=Normal(5.15, 0.6), seed=0.06
 )
-"""Means and spreads over seven tasks (docs/log.md)."""
+"""Means and spreads over seven tasks; `benchmarks.tools.learning_prior` derives them."""
 FEW_TASKS = 1.34
 """Quantile of an eighth task, predicted from the mean and spread of seven, over that of a normal
 distribution: Student's t with six degrees of freedom, times sqrt(1 + 1/7)."""

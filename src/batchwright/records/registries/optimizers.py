@@ -18,8 +18,8 @@ class Normal(NamedTuple):
 class LearningPrior(NamedTuple):
     """Prior of an optimizer's parameters in the curve of `prediction.accuracy.learning`.
 
-    It comes from other tasks (docs/log.md). Logarithms are natural. Level, slope and critical batch
-    are relative to those of SGD on the same task.
+    It comes from other tasks (`benchmarks.tools.learning_prior`). Logarithms are natural. Level,
+    slope and critical batch are relative to those of SGD on the same task.
 
     Attributes:
         level: Level at the best rate minus SGD's at its best rate, in logit u.

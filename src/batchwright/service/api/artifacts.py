@@ -122,18 +122,31 @@ async def put_artifact(
     length: Annotated[
         int, Header(alias="content-length", ge=0, le=2**53, description="Bytes of the file.")
     ],
+    replaces: Annotated[
+        str | None,
+        Header(
+            alias="batchwright-replaces",
+            pattern=r"^([0-9a-f]{64})?$",
+            description="SHA-256, in hex, of the file of this name that the sender knows to be "
+            "here; empty: none. If it is another one, this upload came late, after a newer one. "
+            "Left out: any is replaced.",
+        ),
+    ] = None,
 ) -> ArtifactInfo:
     """Upload a file, which replaces the one of this name once it has arrived completely.
 
     409 means that the lease is not the job's newest any more or, with `Retry-After`, that another
-    upload of this job has begun meanwhile; 507 that there is no room.
+    upload of this job has begun meanwhile, or that the file to be replaced is another one by now;
+    507 that there is no room.
     """
     transfers: Transfers = request.app.state.transfers
     sha256 = base64.b64decode(digest.removeprefix("sha-256=:")[:-1]).hex()
 
     def receive() -> ArtifactInfo:
         refuse_strangers(store, caller, job, lease, always=True)
-        upload = store.artifacts.begin(job, name, lease, size=length, sha256=sha256)
+        upload = store.artifacts.begin(
+            job, name, lease, size=length, sha256=sha256, replaces=replaces
+        )
         try:
             _write(request, store, upload, length, sha256)
             return store.artifacts.finish(upload)

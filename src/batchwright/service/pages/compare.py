@@ -38,13 +38,14 @@ def compare_page(
 ) -> Response:
     """The page."""
     runs = _runs(store, run)
-    query = "&".join(f"run={one.id}" for one in runs)
+    chosen = [one.id for one in runs]
+    query = "&".join(f"run={one}" for one in chosen)
     return render(
         request,
         "compare.html",
         caller,
         runs=runs,
-        others=[one for one in store.runs.list(MAX_OFFERED) if one.id not in run],
+        others=[one for one in store.runs.list(MAX_OFFERED) if one.id not in chosen],
         most=MAX_RUNS,
         fragment=f"/compare/live?{query}",
         live=_live(store, runs),

@@ -25,7 +25,7 @@ from batchwright.records.text.formatting import counted, duration, number, perce
 from batchwright.records.text.problems import printable
 from batchwright.reporting.pages.live_page import Part
 from batchwright.reporting.pages.markup import prose
-from batchwright.service.access import csrf_of
+from batchwright.service.access import csrf_of, settings_of
 from batchwright.service.pages.assets import asset_url
 from batchwright.service.problems import ServiceProblem
 from batchwright.service.store.tokens import Caller
@@ -89,8 +89,9 @@ def fill(request: Request, template: str, caller: Caller | None, **values: Any) 
             caller=caller,
             csrf=csrf_of(request) if caller is not None else "",
             here=request.scope["path"],
-            # The service's own address, as this browser knows it.
-            origin=f"{request.scope['scheme']}://{request.headers.get('host', '')}",
+            # The service's own address, as others know it, or at least this browser.
+            origin=settings_of(request).public_url
+            or f"{request.scope['scheme']}://{request.headers.get('host', '')}",
             **values,
         )
     )

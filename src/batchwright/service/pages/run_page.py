@@ -34,6 +34,7 @@ from batchwright.reporting.pages.live_page import (
 )
 from batchwright.reporting.pages.page import page as report_page
 from batchwright.service.access import PageReader, StoreDep, check_form, need_page
+from batchwright.service.api import runs as api
 from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -113,9 +114,7 @@ def delete_run(
     run: Identifier,
 ) -> Response:
     """Delete a run, and show the others."""
-    store.runs.delete(run)
-    request.app.state.remover.soon()
-    store.audit.note(caller.name, "run.delete", run)
+    api.delete_run(request, store, caller, run)
     return RedirectResponse("/runs", 303)
 
 
@@ -168,7 +167,7 @@ def lines_of(store: Store, info: RunInfo) -> RunLines:
         *records.page(info.id, "step", MAX_STEPS).records,
         *records.page(info.id, "shares", MAX_SHARES).records,
         *records.after(info.id, "round", recent, MAX_ROUNDS).records,
-        *records.page(info.id, "note", MAX_NOTES).records,
+        *records.newest(info.id, "note", MAX_NOTES).page().records,
     ]
     return RunLines(
         epochs=[line for line in lines if isinstance(line, EpochLine)],

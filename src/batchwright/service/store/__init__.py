@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from batchwright.errors import BatchwrightError
 from batchwright.service.database.engine import Database, open_engine, shown
 from batchwright.service.database.migrate import HEAD, migrate, revision
+from batchwright.service.lease_ages import LeaseAges
 from batchwright.service.listening import Listening
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.advice import AdviceStore
@@ -22,7 +23,7 @@ from batchwright.service.store.artifacts import Artifacts
 from batchwright.service.store.audit import Audit
 from batchwright.service.store.jobs import Jobs
 from batchwright.service.store.notices import Notices
-from batchwright.service.store.part import Clock
+from batchwright.service.store.part import Clock, Common
 from batchwright.service.store.profiles import Profiles
 from batchwright.service.store.records import Records
 from batchwright.service.store.runs import Runs
@@ -53,20 +54,21 @@ class Store:
         self.clock = clock
         self.database = Database(engine)
         self._tidied: float | None = None  # when `tidy` was called last
-        common = (self.database, settings, clock)
-        self.tokens = Tokens(*common)
-        self.sign_in = SignIn(*common)
         steady = steady or (time.monotonic if clock is time.time else clock)
-        self.jobs = Jobs(*common, steady)
-        self.listening = Listening(clock, steady, self.jobs.away)
-        self.runs = Runs(*common, self.listening)
-        self.records = Records(*common)
-        self.advice = AdviceStore(*common)
-        self.agents = Agents(*common, self.jobs.kept_for, self.jobs.note_restart)
-        self.artifacts = Artifacts(*common)
-        self.notices = Notices(*common, self.listening)
-        self.profiles = Profiles(*common)
-        self.audit = Audit(*common)
+        ages = LeaseAges(steady, min(settings.lease_seconds, settings.silent_seconds))
+        self.listening = Listening(clock, steady, ages.away)
+        common = Common(self.database, settings, clock, self.listening)
+        self.tokens = Tokens(common)
+        self.sign_in = SignIn(common)
+        self.jobs = Jobs(common, ages)
+        self.runs = Runs(common)
+        self.records = Records(common)
+        self.advice = AdviceStore(common)
+        self.agents = Agents(common, self.jobs.kept_for, self.jobs.note_restart)
+        self.artifacts = Artifacts(common)
+        self.notices = Notices(common)
+        self.profiles = Profiles(common)
+        self.audit = Audit(common)
 
     @classmethod
     def open(

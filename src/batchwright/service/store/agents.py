@@ -10,12 +10,11 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, select, update
 from batchwright.records.service import AgentInfo, AgentIntroduction
 from batchwright.records.text.formatting import duration
 from batchwright.records.text.problems import printable
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs, refusals
 from batchwright.service.problems import Conflict, NotFound, TooMany
-from batchwright.service.settings import DAY, Settings
+from batchwright.service.settings import DAY
 from batchwright.service.store.job_rows import HELD, LIVE, offer_in
-from batchwright.service.store.part import Clock, Part, count, lock_for_insert
+from batchwright.service.store.part import Common, Part, count, lock_for_insert
 
 FORGOTTEN_SECONDS = 30 * DAY
 """An agent silent for so long is forgotten, so that its name is free and the list stays short."""
@@ -27,22 +26,18 @@ class Agents(Part):
     """The table of agents.
 
     Args:
-        database: The database.
-        settings: Limits and delays.
-        clock: Unix time in seconds.
+        common: What all parts share.
         kept_for: `Jobs.kept_for`.
         note_restart: `Jobs.note_restart`.
     """
 
     def __init__(
         self,
-        database: Database,
-        settings: Settings,
-        clock: Clock,
+        common: Common,
         kept_for: Callable[[Connection, str], float],
         note_restart: Callable[[Connection, str], None],
     ) -> None:
-        super().__init__(database, settings, clock)
+        super().__init__(common)
         self._kept_for, self._note_restart = kept_for, note_restart
 
     def introduce(self, introduction: AgentIntroduction, owner: str) -> AgentInfo:

@@ -38,7 +38,7 @@ from batchwright.service.job_states import LEASE_LOST
 from batchwright.service.problems import Conflict, NoRoom, NotFound, Overtaken, ServiceProblem
 from batchwright.service.store.artifact_place import ArtifactPlace
 from batchwright.service.store.job_rows import job_row
-from batchwright.service.store.part import Part, lock_for_insert
+from batchwright.service.store.part import Common, Part, lock_for_insert
 
 log = logging.getLogger("batchwright.service")
 
@@ -61,8 +61,8 @@ class Upload(NamedTuple):
 class Artifacts(Part):
     """The table of artifacts, and the place of their objects."""
 
-    def __init__(self, *common: Any) -> None:
-        super().__init__(*common)
+    def __init__(self, common: Common) -> None:
+        super().__init__(common)
         self._place: ArtifactPlace | None = None
         self._opening = threading.Lock()
 
@@ -131,7 +131,16 @@ class Artifacts(Part):
         with self._database.reading() as connection:
             _refuse_old_lease(connection, job, key)
 
-    def begin(self, job: str, name: ArtifactName, key: str, *, size: int, sha256: str) -> Upload:
+    def begin(
+        self,
+        job: str,
+        name: ArtifactName,
+        key: str,
+        *,
+        size: int,
+        sha256: str,
+        replaces: str | None = None,
+    ) -> Upload:
         """Begin an upload; another upload of this job in progress is given up.
 
         An agent sends one file at a time, so of the other upload it has lost the connection, or a
@@ -143,14 +152,25 @@ class Artifacts(Part):
             key: Key of the lease.
             size: Bytes of the file.
             sha256: Digest of the file, in hex.
+            replaces: Digest of the artifact that its sender knows to be here; empty: none; `None`:
+                any is replaced.
 
         Raises:
             Conflict: The lease is not the job's newest.
+            Overtaken: Another artifact is here: this upload may have been sent before that one, and
+                kept by a proxy.
             NoRoom: The file is larger than what is free for this job, or in all.
         """
         upload = Upload(str(uuid.uuid4()), job, name, key)
         with self._database.writing() as connection:
             _refuse_old_lease(connection, job, key, lock=True)
+            newest = select(artifacts.c.sha256).where(self._newest(job, name))
+            # It stays until this upload ends, as any other one gives this one up.
+            if replaces not in (None, connection.execute(newest).scalar() or ""):
+                raise Overtaken(
+                    f"the {name} here is not the one that this upload was to replace: list the "
+                    "job's files, and send what is newer"
+                )
             connection.execute(update(artifacts).where(_coming(job)).values(state=GONE))
             lock_for_insert(connection, artifacts)
             room, why = self._room(connection, job, not_(self._newest(job, name)))
@@ -221,7 +241,7 @@ class Artifacts(Part):
         self._write(update(artifacts).where(or_(orphans, stale)).values(state=GONE))
 
     def remove_gone(self, closed: Callable[[], bool] = lambda: False) -> None:
-        """Remove the objects of artifacts that are gone; after an error the others are left to the
+        """Remove the objects of artifacts that are gone; one that cannot be removed is left to the
         next call.
 
         Args:
@@ -236,8 +256,8 @@ class Artifacts(Part):
                 self.place.remove(identifier)
             except ServiceProblem as problem:
                 log.error("an artifact is not removed: %s", problem.detail)
-                return
-            self._write(delete(artifacts).where(artifacts.c.id == identifier))
+            else:
+                self._write(delete(artifacts).where(artifacts.c.id == identifier))
 
     # ----------------------------------------------------------------------------------- in here
 

@@ -32,12 +32,10 @@ from batchwright.records.agent_rules import Needs, needs_of, refused_by_all
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
 from batchwright.records.text.problems import first_problem, printable
 from batchwright.service import job_states
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs, refusals, runs
 from batchwright.service.job_states import ENDED, Standing
 from batchwright.service.lease_ages import LeaseAges
 from batchwright.service.problems import Refused, TooMany
-from batchwright.service.settings import Settings
 from batchwright.service.store.agents import (
     heard_lately,
     missing_agent,
@@ -59,7 +57,7 @@ from batchwright.service.store.job_rows import (
     report_mark,
     standing_of,
 )
-from batchwright.service.store.part import Clock, Part, count, lock_for_insert, stored_document
+from batchwright.service.store.part import Common, Part, count, lock_for_insert, stored_document
 
 log = logging.getLogger("batchwright.service")
 
@@ -82,20 +80,18 @@ class Jobs(Part):
     """The table of jobs.
 
     Args:
-        database: The database.
-        settings: Limits and delays.
-        clock: Unix time in seconds.
-        steady: Seconds, by a clock that never jumps.
+        common: What all parts share.
+        ages: How long agents have been silent.
 
     Attributes:
         leases_lost: Number of leases that this process has taken from silent agents.
     """
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
-        super().__init__(database, settings, clock)
+    def __init__(self, common: Common, ages: LeaseAges) -> None:
+        super().__init__(common)
         self.leases_lost = 0
         self._unread = Counter[str]()  # by job: restarts of its agent without a report
-        self._ages = LeaseAges(steady, min(settings.lease_seconds, settings.silent_seconds))
+        self._ages = ages
         self._unreadable = set[str]()  # jobs with a document that this process cannot read
 
     @property
@@ -360,10 +356,6 @@ class Jobs(Part):
         return JobOrders(state=job.state, stop=job.cancelling)
 
     # ------------------------------------------------------------------------------------ clock
-
-    def away(self) -> float:
-        """Seconds in which no report on a job could be stored, so far."""
-        return self._ages.away()
 
     def tick(self) -> None:
         """Note that agents' reports can be stored, and end cancelled jobs whose agent is silent.

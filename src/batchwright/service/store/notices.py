@@ -14,11 +14,9 @@ from typing import NamedTuple
 from sqlalchemy import delete, select, update
 
 from batchwright.records.service import Event, Notice
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import jobs, notices, runs
-from batchwright.service.listening import Listening
-from batchwright.service.settings import DAY, Settings
-from batchwright.service.store.part import Clock, Part
+from batchwright.service.settings import DAY
+from batchwright.service.store.part import Part
 
 LOOK_BACK_SECONDS = 3600.0
 """Age of an event from which it is not noted any more, as when there was no webhook then."""
@@ -54,20 +52,7 @@ def _key(event: Event, subject: str, mark: object = "") -> str:
 
 
 class Notices(Part):
-    """The table of notices; without a webhook nothing is noted.
-
-    Args:
-        database: The database.
-        settings: Limits and delays, and the webhook.
-        clock: Unix time in seconds.
-        listening: For how long this process has heard all reports.
-    """
-
-    def __init__(
-        self, database: Database, settings: Settings, clock: Clock, listening: Listening
-    ) -> None:
-        super().__init__(database, settings, clock)
-        self._listening = listening
+    """The table of notices; without a webhook nothing is noted."""
 
     def note(self, event: Event, subject: str, mark: object, name: str, detail: str) -> None:
         """Note an event, unless it is noted already.

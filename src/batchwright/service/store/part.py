@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from sqlalchemy import (
@@ -24,6 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from batchwright.records import Record
 from batchwright.service.database.engine import Database
+from batchwright.service.listening import Listening
 from batchwright.service.problems import NotFound
 from batchwright.service.settings import Settings
 
@@ -39,15 +40,22 @@ _INSERTS = 0x62617464
 Document = TypeVar("Document", bound=Record)
 
 
+class Common(NamedTuple):
+    """What all parts of a store share."""
+
+    database: Database
+    settings: Settings
+    clock: Clock
+    listening: Listening
+
+
 class Part:
     """Reads and writes a table or two. Methods that take an identifier raise `NotFound` where no
     row has it.
     """
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
-        self._database = database
-        self._settings = settings
-        self._clock = clock
+    def __init__(self, common: Common) -> None:
+        self._database, self._settings, self._clock, self._listening = common
 
     def _read(self, wanted: Select[Any]) -> Sequence[Row[Any]]:
         """All rows of a query, in a transaction of its own."""

@@ -22,14 +22,12 @@ from sqlalchemy import Connection, Select, bindparam, delete, select, union_all,
 
 from batchwright.records import DataFacts, EpochRecord
 from batchwright.records.lines.line_files import line_text, read_line
-from batchwright.records.lines.run_lines import EpochLine, RunLine, note
+from batchwright.records.lines.run_lines import EpochLine, EvaluationLine, RunLine, note
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import NOT_DELETED, records, runs
 from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, ServiceProblem
-from batchwright.service.settings import Settings
 from batchwright.service.store.lines import LONGEST_LINE
-from batchwright.service.store.part import Clock, Part, missing
+from batchwright.service.store.part import Common, Part, missing
 from batchwright.service.store.tokens import Caller
 
 MAX_DROPPED = 200_000
@@ -116,8 +114,8 @@ class StoredRecords:
 class Records(Part):
     """The table of records."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
-        super().__init__(database, settings, clock)
+    def __init__(self, common: Common) -> None:
+        super().__init__(common)
         self._queue = threading.Lock()  # guards the two below
         self._waiting: list[_Delivery] = []
         self._storing = False  # whether the thread is at work
@@ -232,15 +230,17 @@ class Records(Part):
         """The finished epochs in their order; of a repeated epoch the last record."""
         return _epochs_in(self.spaced(identifier, "epoch", MAX_EPOCHS))
 
+    def newest(self, identifier: str, kind: str, most: int) -> StoredRecords:
+        """The newest ``most`` records of a kind, in order; of long ones fewer."""
+        with self._database.reading() as connection:
+            total, newest = _counts(connection, identifier).get(kind, (0, -1))
+            wanted = _next_of_kind(identifier, kind, newest + 1, most, total.bit_length(), -1)
+            rows, _ = _read(connection, wanted.order_by(records.c.sequence.desc()).limit(most))
+        return StoredRecords(kind, total, 1, rows[::-1], cache(lambda: self.data(identifier)))
+
     def newest_epochs(self, identifier: str, most: int) -> list[EpochRecord]:
         """`epochs` of the newest ``most`` epoch lines; fewer epochs where some were repeated."""
-        with self._database.reading() as connection:
-            total, newest = _counts(connection, identifier).get("epoch", (0, -1))
-            wanted = _next_of_kind(identifier, "epoch", newest + 1, most, total.bit_length(), -1)
-            rows, _ = _read(connection, wanted.order_by(records.c.sequence.desc()).limit(most))
-        return _epochs_in(
-            StoredRecords("epoch", total, 1, rows[::-1], cache(lambda: self.data(identifier)))
-        )
+        return _epochs_in(self.newest(identifier, "epoch", most))
 
     def data(self, identifier: str) -> DataFacts:
         """The data set of a run, from its plan."""
@@ -528,7 +528,7 @@ def insert_rows(connection: Connection, rows: Sequence[tuple[str, *Row]]) -> Non
 
 
 def progress_in(lines: Sequence[RunLine]) -> dict[str, Any]:
-    """Columns of the run's row that the epoch lines among ``lines`` change."""
+    """Columns of the run's row that ``lines`` change."""
     values: dict[str, Any] = {}
     for line in lines:
         if isinstance(line, EpochLine):
@@ -537,4 +537,6 @@ def progress_in(lines: Sequence[RunLine]) -> dict[str, Any]:
             values["global_batch_size"] = record.global_batch_size
             if record.top1 is not None and record.top1 <= 1:
                 values["top1"] = record.top1
+        elif isinstance(line, EvaluationLine) and line.top1 is not None:
+            values["top1"] = line.top1
     return values

@@ -29,7 +29,6 @@ from batchwright.records.service import (
     RunIntroduction,
     RunState,
 )
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import (
     DELETED,
     EXPIRED,
@@ -39,11 +38,9 @@ from batchwright.service.database.tables import (
     records,
     runs,
 )
-from batchwright.service.listening import Listening
 from batchwright.service.problems import Conflict, Refused, Unavailable
-from batchwright.service.settings import DAY, Settings
+from batchwright.service.settings import DAY
 from batchwright.service.store.part import (
-    Clock,
     Part,
     count,
     deletion_limit,
@@ -85,20 +82,7 @@ _SHOWN = [
 
 
 class Runs(Part):
-    """The table of runs.
-
-    Args:
-        database: The database.
-        settings: Limits and delays.
-        clock: Unix time in seconds.
-        listening: For how long this process has heard all reports.
-    """
-
-    def __init__(
-        self, database: Database, settings: Settings, clock: Clock, listening: Listening
-    ) -> None:
-        super().__init__(database, settings, clock)
-        self._listening = listening
+    """The table of runs."""
 
     def introduce(
         self, identifier: str, introduction: RunIntroduction, owner: str, *, demo: bool = False

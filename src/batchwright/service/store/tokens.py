@@ -13,11 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import bindparam, delete, insert, or_, select, update
 
 from batchwright.records.service import Name, Scope
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import audit, links, sessions, tokens
 from batchwright.service.problems import Conflict, NotFound, Refused
-from batchwright.service.settings import Settings
-from batchwright.service.store.part import Clock, Part
+from batchwright.service.store.part import Common, Part
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "bw_"  # so that a token is recognized where it should not be, such as in a repository
@@ -34,7 +32,7 @@ BROWSER = "browser"
 _VALID = select(tokens).where(tokens.c.hash == bindparam("hash"), tokens.c.revoked.is_(None))
 """Built once, as each request runs it."""
 
-RESERVED = (BROWSER, "operator")
+RESERVED = (BROWSER, "operator", "service")
 """Names in the audit log that no token may have."""
 
 
@@ -71,8 +69,8 @@ class Tokens(Part):
     tokens were used.
     """
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
-        super().__init__(database, settings, clock)
+    def __init__(self, common: Common) -> None:
+        super().__init__(common)
         self._used: dict[str, float] = {}  # by name, in Unix time; threads replace whole values
 
     def create(self, name: str, scopes: Iterable[str]) -> str:

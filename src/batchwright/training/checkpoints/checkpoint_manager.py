@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 
 from batchwright.algorithms.splicing import why_not
 from batchwright.distributed.group import Group
-from batchwright.errors import FileError, PlanError
+from batchwright.errors import FileError, PlanError, one_line
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
 from batchwright.records.run_folder import CHECKPOINTED
@@ -36,6 +37,9 @@ from batchwright.training.step.gradient_scaling import TensorNoise
 from batchwright.workload.loss_scaling import LossScale
 
 _MODEL, _OPTIMIZER = "the model's state_dict()", "the optimizer's state_dict()"
+_LONGEST_WHY = 300  # characters of what PyTorch says of a state that does not fit
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+"""Keys of parameter groups that PyTorch's schedulers add."""
 _LOOK_SECONDS = 1.0
 """Seconds between two messages of worker 0 to the others on whether the disk is done."""
 
@@ -297,7 +301,8 @@ class CheckpointManager:
             Whether there was a checkpoint; if not, the run begins at its start.
 
         Raises:
-            FileError: Neither ``last.pt`` nor ``previous.pt`` can be read, and there has been one.
+            FileError: Neither ``last.pt`` nor ``previous.pt`` can be read, and there has been one;
+                or it is of another model or optimizer.
             PlanError: The checkpoint was written under another plan.
         """
         if self._folder is None or self._writer is None:
@@ -314,8 +319,11 @@ class CheckpointManager:
                 f"{found.path} was written under another plan: resume with the plan of its run "
                 "folder"
             )
-        self._model.load_state_dict(content["model"])
-        self._optimizer.load_state_dict(content["optimizer"])
+        with _fitting(found.path, "model"):
+            self._model.load_state_dict(content["model"])
+        with _fitting(found.path, "optimizer"):
+            _refuse_other_keys(content["optimizer"], self._optimizer.state_dict())
+            self._optimizer.load_state_dict(content["optimizer"])
         outside = content.get("outside", ())  # an earlier version's has none
         with torch.no_grad():
             for parameter, value in zip(self._outside, outside, strict=bool(outside)):
@@ -376,6 +384,39 @@ class CheckpointManager:
             seed_worker(self._plan.job.seed, steps, rank)
         meter = EpochMeter(**own["meter"])
         return meter if same or rank == 0 else meter.for_a_newcomer()
+
+
+@contextmanager
+def _fitting(path: Path, what: str) -> Iterator[None]:
+    """Replace the error of a state that does not fit, as PyTorch raises it, by one line.
+
+    Raises:
+        FileError: The checkpoint is of another model or optimizer.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, RuntimeError) and "loading state_dict" not in str(error):
+            raise  # of the device
+        raise FileError(
+            f"{path} was written with another {what} than this session got: build it as it was, "
+            f"or begin in another folder ({one_line(error)[:_LONGEST_WHY]})"
+        ) from error
+
+
+def _refuse_other_keys(kept: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if the groups of two optimizers' states are not of one kind.
+
+    PyTorch loads them all the same, and the first step ends in an error. A release of it may add
+    options, or drop some; one kind in place of another does both.
+    """
+    there, wanted = (
+        {key for group in each.get("param_groups", ()) for key in group} for each in (kept, own)
+    )
+    extra, missing = there - wanted - _OF_SCHEDULERS, wanted - there - _OF_SCHEDULERS
+    if extra and missing:
+        has, lacks = (", ".join(sorted(keys)) for keys in (extra, missing))
+        raise ValueError(f"its groups have {has} and lack {lacks}")
 
 
 def _kept(name: str) -> str:

@@ -184,7 +184,7 @@ def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1, cause:
     warnings.warn(
         f"memory ran out in an evaluation with {failed} samples in a forward pass: it goes on with "
         f"{fitting.most} from here on",
-        stacklevel=6,
+        stacklevel=7,
     )
 
 

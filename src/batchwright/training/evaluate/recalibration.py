@@ -96,7 +96,9 @@ def recalibrated(
     is as it was before.
 
     Layers in evaluation mode keep their statistics, as those of frozen weights do in training; in
-    a model that is in evaluation mode as a whole, all take new ones.
+    a model that is in evaluation mode as a whole, all take new ones. `SyncBatchNorm` keeps its own,
+    which are those of all workers: it would wait for the others in each batch, and each worker has
+    another number of them.
 
     Args:
         model: Holds the layers.
@@ -136,6 +138,7 @@ def _layers(model: nn.Module) -> list[_BatchNorm]:
         layer
         for layer in model.modules()
         if isinstance(layer, _BatchNorm)
+        and not isinstance(layer, nn.SyncBatchNorm)
         and layer.running_mean is not None
         and (layer.training or not model.training)
     ]

@@ -63,7 +63,8 @@ class EpochBatches:
                 self._stepper.leave_autocast()
 
     def refuse_failed(self) -> None:
-        """Raise `RuntimeError` if an error has ended the batches, and the loop went on after it."""
+        """Raise `RuntimeError` if an error has ended batches or step, and the loop goes on."""
+        self._stepper.refuse_failed()
         if self._failure is not None:
             raise RuntimeError(
                 f"session.batches() has ended with an error, so the epoch cannot go on: "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
@@ -54,11 +56,30 @@ class Statistics:
                 (counts, torch.cat(counts)),
             ]
 
-    @torch.no_grad()
     def end(self, *, updated: bool) -> None:
         """End a step; put the statistics back unless it has ``updated`` the weights."""
-        for tensors, flat in chain.from_iterable(() if updated else self._kept.values()):
-            parts = flat.split([tensor.numel() for tensor in tensors])
-            for tensor, part in zip(tensors, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+        if not updated:
+            _put(chain.from_iterable(self._kept.values()))
         self._kept.clear()
+
+    @contextmanager
+    def before_step(self) -> Iterator[None]:
+        """Inside, the statistics are those before the step in progress; then as they were again."""
+        kept = list(chain.from_iterable(self._kept.values()))
+        passed = [(tensors, torch.cat(tensors)) for tensors, _ in kept]
+        _put(kept)
+        try:
+            yield
+        finally:
+            if self._kept:  # else the step was ended meanwhile
+                _put(passed)
+
+
+@torch.no_grad()
+def _put(kept: Iterable[tuple[Sequence[Tensor], Tensor]]) -> None:
+    """Give tensors the numbers that were kept of them, one behind the other."""
+    for tensors, flat in kept:
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            # Its data: autograd would refuse the backward pass of a batch that is still open.
+            tensor.data.copy_(part)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -24,8 +24,9 @@ from torch import Tensor
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import QueuedWork, Reducer, Tally, WorkerNote
-from batchwright.errors import BrokenStepError, TrainingError
+from batchwright.errors import BrokenStepError, TrainingError, one_line
 from batchwright.records import Plan
+from batchwright.records.text.problems import described
 from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -155,6 +156,7 @@ class Stepper:
         self._warned_of_weights = False
         self.tally = Tally(0.0, 0.0)
         self.updated = self.repeat = self.broken = False
+        self._failure = ""  # what has ended with an error, and with which one
 
     # ------------------------------------------------------------------- around the user's loop
 
@@ -183,12 +185,42 @@ class Stepper:
             self._early = NO_BATCHES
 
     def refuse_open(self) -> None:
-        """Raise `RuntimeError` if `step` was not called for the micro-batch."""
+        """Raise `RuntimeError` if `step` was not called for the micro-batch, or has failed."""
+        self.refuse_failed()
         if self._micro is not None:
             raise RuntimeError(
                 "session.batches() was asked for the next batch before session.step() "
                 "was called for this one: call step(loss) once for each batch"
             )
+
+    @contextmanager
+    def failing(self, what: str) -> Iterator[None]:
+        """An error inside, in which ``what`` ends half done, lets nothing go on after it."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = f"{what} has ended with an error ({one_line(error)})"
+            raise
+
+    @property
+    def failed(self) -> bool:
+        """Whether something has ended half done; see `failing`."""
+        return bool(self._failure)
+
+    def refuse_failed(self) -> None:
+        """Raise `RuntimeError` if the loop goes on after an error of `failing`.
+
+        Samples would be left out, gradients counted twice, or other workers wait.
+        """
+        if self._failure:
+            raise RuntimeError(
+                f"{self._failure} and may be half done, so the training cannot go on: let it end "
+                "the session, and resume from the last checkpoint"
+            )
+
+    def before_step(self) -> AbstractContextManager[None]:
+        """Inside, the model is as before the step in progress, forward passes of it included."""
+        return self._statistics.before_step()
 
     def take_back_open(self) -> None:
         """Put statistics back as they were before a step that the loop has begun and not ended."""
@@ -205,33 +237,39 @@ class Stepper:
     def step(self, loss: Loss | None, weight: float | None) -> bool:
         """Backward pass and, at the end of a step, the update; see `Session.step`."""
         micro = self._opened()
-        if loss is not None:
-            if micro.last:
-                self._reducer.arm()  # from here on a bucket of gradients is sent once it is full
-            self.backward(loss, weight)
-        elif micro.weight is None and any(p.grad is not None for p in self._reducer.parameters):
-            raise RuntimeError(_OWN_BACKWARD)  # it would not count, and nothing would be trained
-        self.leave_autocast()
-        self._micro = None
-        if not (micro.last or self._failed):
-            # Gradient accumulation: nothing is exchanged before the last micro-batch.
-            self._reducer.take(micro.share)
-            self._clock.lap(self._state.meter, "compute")  # or it would count as input
-            return False
-        if self._weight > 0 and not self._failed and self._reducer.empty:
-            raise RuntimeError(_NO_GRADIENT)
-        if not self._failed:
-            self._early.ask()  # before the others are told how far ahead the feed was asked
-        return self._finish_step(micro.step, micro.samples, micro.share)
+        with self.failing("session.step()"):
+            if loss is not None:
+                if micro.last:  # from here on a bucket of gradients is sent once it is full
+                    self._reducer.arm()
+                self._backward(micro, loss, weight)
+            elif micro.weight is None and any(p.grad is not None for p in self._reducer.parameters):
+                raise RuntimeError(_OWN_BACKWARD)  # it would not count, and train nothing
+            self.leave_autocast()
+            self._micro = None
+            if not (micro.last or self._failed):
+                # Gradient accumulation: nothing is exchanged before the last micro-batch.
+                self._reducer.take(micro.share)
+                self._clock.lap(self._state.meter, "compute")  # or it would count as input
+                return False
+            if self._weight > 0 and not self._failed and self._reducer.empty:
+                raise RuntimeError(_NO_GRADIENT)
+            if not self._failed:
+                self._early.ask()  # before the others are told how far ahead the feed was asked
+            return self._finish_step(micro.step, micro.samples, micro.share)
 
     def step_without_samples(self, step: Step) -> None:
         """Take part in the exchange of a step of which this worker has no samples."""
         self._updater.clear()  # as in `open`
-        self._finish_step(step, 0, 0.0)
+        with self.failing("a step"):
+            self._finish_step(step, 0, 0.0)
 
     def backward(self, loss: Loss, weight: float | None) -> None:
         """A backward pass; see `Session.backward`."""
         micro = self._opened()
+        with self.failing("session.backward()"):
+            self._backward(micro, loss, weight)
+
+    def _backward(self, micro: _MicroBatch, loss: Loss, weight: float | None) -> None:
         mean_over = float(micro.samples if weight is None else weight)
         if not 0 <= mean_over < math.inf:
             raise ValueError(
@@ -250,6 +288,7 @@ class Stepper:
         value: Tensor | None = None
         try:
             value = loss() if callable(loss) else loss
+            _refuse_other_loss(value)
             if not value.requires_grad:
                 raise RuntimeError(_NO_GRADIENT)
             if self._in_autocast:  # else 16-bit copies of weights outlive the pass in their layer
@@ -475,6 +514,7 @@ class Stepper:
         return known or LossScale.of(self._plan.precision)
 
     def _opened(self) -> _MicroBatch:
+        self.refuse_failed()
         if self._micro is None:
             raise RuntimeError(
                 "session.step() without a batch: call it once for each batch of session.batches()"
@@ -521,3 +561,17 @@ class Stepper:
                 "such steps alone it is plain training: give means over samples, or plan without",
                 stacklevel=6,
             )
+
+
+def _refuse_other_loss(value: object) -> None:
+    """Raise `ValueError` for a loss that is no scalar tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"session.step() got {described(value)} for a loss: give it as the tensor that the "
+            "criterion returns, or a function that returns this"
+        )
+    if value.numel() != 1:
+        raise ValueError(
+            f"session.step() got a loss of shape {tuple(value.shape)}: give one number, the mean "
+            "over the micro-batch"
+        )

@@ -1,1 +1,1 @@
-"""`deliver`: writes a trained network with a model card for people without this package."""
+"""`deliver` and `predict`: a trained network for people without this package, and its use."""

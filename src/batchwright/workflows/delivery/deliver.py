@@ -7,9 +7,10 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from batchwright.errors import ArgumentError, FileError
+from batchwright.records import EpochRecord, RunSummary
 from batchwright.records.documents import refuse_no_path
 from batchwright.records.run_folder import read_summary
 from batchwright.storage.files import is_folder, is_there, make_folder, refusal, write_whole
@@ -17,6 +18,68 @@ from batchwright.workflows.delivery.model_card import UNKNOWN, model_card
 
 CARD, ONNX = "README.md", "model.onnx"
 _LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}"  # it is written into the card's YAML
+
+
+class Trained(NamedTuple):
+    """The trained network of a run.
+
+    Attributes:
+        summary: The run's summary.
+        evaluated: The epoch after which the weights were taken; ``None``: unknown.
+        config: What `save_model` writes beside the weights.
+        weights: The state_dict.
+    """
+
+    summary: RunSummary
+    evaluated: EpochRecord | None
+    config: dict[str, Any]
+    weights: Any
+
+
+def trained(run: str | Path, checkpoint: str) -> Trained:
+    """The network of a finished run.
+
+    Args:
+        run: Folder of the run.
+        checkpoint: As for `deliver`.
+
+    Raises:
+        ArgumentError: ``checkpoint`` is wrong.
+        FileError: The run has not finished, or its checkpoint is not there or damaged.
+        JobError: A network of Transformers has its configuration no more.
+    """
+    if checkpoint not in ("best", "last"):
+        raise ArgumentError(f'checkpoint={checkpoint!r}: give "best" or "last"')
+    summary = read_summary(run)
+    from batchwright.training.checkpoints.checkpoint import load_checkpoint
+    from batchwright.workload.task import built_side, trained_weights
+
+    path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
+    if checkpoint == "best" and not path.exists():  # the run was never evaluated
+        path = path.with_name("last.pt")
+    if not path.exists():
+        raise FileError(
+            f"there is no checkpoint {path}, which has what was trained: name the whole run folder"
+        )
+    content = load_checkpoint(path)
+    plan, best = summary.plan, summary.best_epoch
+    last, at = (summary.epochs or (None,))[-1], content["state"]
+    evaluated = best if path.stem == "best" else last
+    if last is not None and (at["epoch"], at["step"]) > (last.epoch + 1, 0):
+        evaluated = None  # the run went on after its summary was written, and was interrupted
+    wanted = content["input"]
+    config: dict[str, Any] = {
+        "network": plan.network.name,
+        "classes": list(content["classes"]),
+        "side": plan.top_resolution,
+        "built_side": built_side(plan.network.name, plan.job.network_args, plan.top_resolution),
+        "mean": list(wanted.get("mean", ())),
+        "std": list(wanted.get("std", ())),
+        "dropout": plan.stages[0].dropout,  # some networks have other layers with dropout
+        # Without `pretrained`: it would download weights that are then replaced.
+        "network_args": {k: v for k, v in plan.job.network_args.items() if k != "pretrained"},
+    }
+    return Trained(summary, evaluated, config, trained_weights(content))
 
 
 def deliver(
@@ -51,51 +114,23 @@ def deliver(
     """
     refuse_no_path(run, "run")
     refuse_no_path(out, "out")
-    if checkpoint not in ("best", "last"):
-        raise ArgumentError(f'checkpoint={checkpoint!r}: give "best" or "last"')
     if not re.fullmatch(_LICENCE, licence):
         raise ArgumentError(f"licence={licence!r}: give its identifier, such as apache-2.0")
-    target, summary = Path(out), read_summary(run)
+    target = Path(out)
     if is_there(target) and (not is_folder(target) or any(target.iterdir())):
         raise FileError(f"{target} exists and is not empty: choose another --out")
-    from batchwright.training.checkpoints.checkpoint import load_checkpoint
+    summary, evaluated, config, weights = trained(run, checkpoint)
     from batchwright.workload.model_files import load_model, save_model, write_onnx
-    from batchwright.workload.task import built_side, trained_weights
 
-    path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
-    if checkpoint == "best" and not path.exists():  # the run was never evaluated
-        path = path.with_name("last.pt")
-    if not path.exists():
-        raise FileError(
-            f"there is no checkpoint {path}, which has what was trained: name the whole run folder"
-        )
-    content = load_checkpoint(path)
-    plan, best = summary.plan, summary.best_epoch
-    last, at = (summary.epochs or (None,))[-1], content["state"]
-    evaluated = best if path.stem == "best" else last
-    if last is not None and (at["epoch"], at["step"]) > (last.epoch + 1, 0):
-        evaluated = None  # the run went on after its summary was written, and was interrupted
-    wanted = content["input"]
-    config: dict[str, Any] = {
-        "network": plan.network.name,
-        "classes": list(content["classes"]),
-        "side": plan.top_resolution,
-        "built_side": built_side(plan.network.name, plan.job.network_args, plan.top_resolution),
-        "mean": list(wanted.get("mean", ())),
-        "std": list(wanted.get("std", ())),
-        "dropout": plan.stages[0].dropout,  # some networks have other layers with dropout
-        # Without `pretrained`: it would download weights that are then replaced.
-        "network_args": {k: v for k, v in plan.job.network_args.items() if k != "pretrained"},
-    }
     new = not is_there(target)
     make_folder(target)
     aside = target / f".{os.urandom(4).hex()}"  # on the same disk, so that all files fit or none
     try:
         aside.mkdir()
-        save_model(aside, trained_weights(content), config)
+        save_model(aside, weights, config)
         if onnx:
             model = load_model(aside, network, config["network_args"])
-            write_onnx(model, config["side"], plan.data.channels, aside / ONNX)
+            write_onnx(model, config["side"], summary.plan.data.channels, aside / ONNX)
         card = model_card(summary, evaluated, config, licence=licence, onnx=onnx)
         write_whole(aside / CARD, card.encode())
         for one in sorted(aside.iterdir()):

@@ -44,8 +44,13 @@ def model_card(
     if network_spec(plan.network.name) is None or arguments:
         named += f", network={plan.network.name!r}"
         named += f", network_args={arguments!r}" if arguments else ""
-    own = not config["mean"]  # we do not normalize images of a user's own function
-    what = "as the data set gave them" if own else "RGB with values in [0, 1]"
+    # Files cannot be prepared as a user's own function prepared the images.
+    what = "a tensor of images as the data set gave them"
+    if config["mean"]:
+        what = (
+            "paths of image files or images of Pillow, which are prepared as the held-out ones "
+            "were, or a tensor of RGB with values in [0, 1]"
+        )
     some = ", ".join(data.classes[:_MAX_CLASSES])
     more = " ..." if len(data.classes) > _MAX_CLASSES else ""
     which = (
@@ -63,7 +68,7 @@ def model_card(
         "## Use",
         f"```python\nimport batchwright as bw\n\nmodel = bw.load_model({named})\n"
         "names = model.names(images)\n```",
-        f"`images` are {what}, (n, {data.channels}, {side}, {side}); `model(images)` "
+        f"`images` are {what}, (n, {data.channels}, {side}, {side}); `model(tensor)` "
         "gives logits. The weights alone are in `model.safetensors`, mean and deviation that the "
         "network wants of its input in `config.json`."
         + (" `model.onnx` is the same network, with that in it." if onnx else ""),

@@ -107,6 +107,11 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         normalize = Normalization(self.mean, self.std, device=cpu, dtype=torch.float32)
         return normalize(square)[0], int(self.labels[index])
 
+    @property
+    def places(self) -> list[str]:
+        """Where each image is: its name below the data set's place."""
+        return [str(self._root / name) for name in self._names]
+
     def square(self, index: int, resolution: int, place: tuple[float, float] | None) -> Tensor:
         """A square of an image, uint8 (m, m, 3); see `decode_square`.
 

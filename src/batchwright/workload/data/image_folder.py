@@ -97,6 +97,25 @@ def _listed(path: Path, job: Job) -> Listing:
     )
 
 
+def images_below(path: Path) -> list[str]:
+    """Names of the image files at any depth below a folder, whatever its layout, in order.
+
+    As in training, hidden files, files without an image's suffix, and links that lead out of the
+    folder are left out.
+
+    Raises:
+        DataError: A folder cannot be read, or there is no image.
+    """
+    root = path.resolve()
+    try:
+        found = sorted(os.path.relpath(one.path, root) for one in _Folder(root).entries(str(root)))
+    except OSError as error:
+        raise DataError(f"{error.filename or path} cannot be read ({error.strerror})") from error
+    if not found:
+        raise DataError(f"{path} holds no image ({', '.join(sorted(SUFFIXES))})")
+    return found
+
+
 class _Folder:
     """Reads a folder; links that lead out of it are counted, and not followed.
 
@@ -172,7 +191,7 @@ class _Folder:
         for label, class_name in enumerate(classes):
             folder = self.root / part / class_name
             before = len(found)
-            for entry in self._entries(str(folder)):
+            for entry in self.entries(str(folder)):
                 state = entry.stat()
                 name = entry.path[prefix:]
                 found.append(ImageFile(name, label, state.st_size, state.st_mtime_ns))
@@ -185,13 +204,13 @@ class _Folder:
                 )
         return sorted(found, key=lambda file: file.name)
 
-    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+    def entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
         """Image files below a folder; links to folders are not followed, so there are no cycles."""
         for entry in os.scandir(folder):
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                yield from self._entries(entry.path)
+                yield from self.entries(entry.path)
             elif (
                 os.path.splitext(entry.name)[1].lower() in SUFFIXES  # noqa: PTH122 - a million times
                 and entry.is_file()

@@ -255,7 +255,7 @@ def natural_side(listing: Listing) -> int:
 def _sample_sizes(listing: Listing) -> list[tuple[int, int]]:
     """Widths and heights, in pixels, of up to 100 readable images, evenly spaced over the data."""
     files, sizes = listing.all_files, []
-    with _without_pillows_warnings():
+    with without_pillows_warnings():
         for file in files[:: -(-len(files) // _SAMPLE)]:
             with suppress(OSError, UnreadableImageError):  # decoding will report what is unreadable
                 sizes.append(size_of(listing.read(file.name)))
@@ -263,7 +263,7 @@ def _sample_sizes(listing: Listing) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _without_pillows_warnings() -> Iterator[None]:
+def without_pillows_warnings() -> Iterator[None]:
     """Inside, Pillow does not warn of odd metadata, nor of large images, which are refused."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -339,8 +339,8 @@ def index_all(
     facts = _go_through(listing, writer, read, take, skip_unreadable, progress, "reading images")
     labels = zip(listing.files["train"], writer.labels("train"), strict=True)
     files = [file for file, label in labels if label >= 0]
-    with _without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
-        for _, pixels in _in_order(pool, look_at, files[:: -(-len(files) // _LOOKED_AT)]):
+    with without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
+        for _, pixels in in_order(pool, look_at, files[:: -(-len(files) // _LOOKED_AT)]):
             writer.count_pixels(pixels[None])
     return facts
 
@@ -398,8 +398,8 @@ def _go_through(
 
     # Threads suffice, as Pillow decodes without Python's lock. Its warnings would break up the
     # progress display.
-    with _without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
-        for done, ((part, file), result) in enumerate(_in_order(pool, attempt, tasks), start=1):
+    with without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
+        for done, ((part, file), result) in enumerate(in_order(pool, attempt, tasks), start=1):
             if isinstance(result, UnreadableImageError):
                 place = listing.root / file.name
                 if not skip_unreadable:
@@ -448,7 +448,7 @@ def largest_share(labels: Any) -> float | None:
     return float(counts.max() / counts.sum()) if counts.size else None
 
 
-def _in_order(
+def in_order(
     pool: ThreadPoolExecutor, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
 ) -> Iterator[tuple[_Task, _Result]]:
     """Each task with its result, in order, computed ahead by the pool.

@@ -99,6 +99,7 @@
       this.etag = null;
       this.failures = 0;
       this.lost = element.querySelector("[data-lost]");
+      this.since = ""; // when it was lost
       this.says = element.dataset.says;
       this.timer = 0;
       this.busy = false;
@@ -193,11 +194,10 @@
     fail(words) {
       this.failures = Math.min(this.failures + 1, 6);
       if (!this.lost) return;
-      if (this.lost.hidden) {
-        const since = new Date().toLocaleTimeString();
-        this.lost.textContent = `${words}. What you see is of ${since}.`;
-        this.lost.hidden = false;
-      }
+      if (this.lost.hidden) this.since = new Date().toLocaleTimeString();
+      const text = `${words}. What you see is of ${this.since}.`;
+      if (this.lost.textContent !== text) this.lost.textContent = text; // it is read out
+      this.lost.hidden = false;
     }
   }
 

@@ -1,0 +1,470 @@
+"""`predict`: classes of images by a trained network, and its accuracy where they have labels."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from batchwright.errors import ArgumentError, DataError, FileError, PlanError
+from batchwright.records import Job, Plan
+from batchwright.records.documents import change_job
+from batchwright.records.registries.data_sources import is_remote
+from batchwright.records.text.formatting import counted, percent
+from batchwright.records.text.problems import printable
+from batchwright.storage.files import is_folder, is_there, writing_whole
+from batchwright.workflows.delivery.deliver import trained
+from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from batchwright.training.batches.feeding import Feed
+    from batchwright.workload.data.sources import ImageData
+    from batchwright.workload.model_files import TrainedModel
+
+HEAD = ("path", "class", "probability", "second", "label")
+"""Columns of the table: the most likely class, its probability, the class that comes second, and
+the image's own class where that is known."""
+
+TOP = 5
+"""An image counts for the wider accuracy if its class is among so many most likely ones."""
+
+_MOST_ROWS = 40  # classes in the table on a terminal
+_OF_NETWORK = ("device", "network", "network_args")
+_KEYS = ("data", "data_args", "val", "unreadable", "loaders", *_OF_NETWORK)
+
+
+@dataclass
+class Predicted:
+    """What was counted over images.
+
+    Attributes:
+        classes: Names of the classes, in label order.
+        images: Images that were classified.
+        unreadable: Images that could not be read.
+        right: Labelled images whose class was found.
+        in_top: Labelled images whose class is among the `TOP` most likely ones.
+        pairs: Number of labelled images by label and found class; -1: outputs that are NaN.
+    """
+
+    classes: tuple[str, ...]
+    images: int = 0
+    unreadable: int = 0
+    right: int = 0
+    in_top: int = 0
+    pairs: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    @property
+    def labelled(self) -> int:
+        """Images whose class is known."""
+        return self.pairs.total()
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the labelled images whose class was found; `None` without labels."""
+        return self.right / self.labelled if self.pairs else None
+
+    @property
+    def top_accuracy(self) -> float | None:
+        """Share of them whose class is among the `TOP` most likely; `None` with fewer classes."""
+        if not self.pairs or len(self.classes) <= TOP:
+            return None
+        return self.in_top / self.labelled
+
+    def by_class(self) -> list[ClassCounts]:
+        """The counts of each class that was an image's or was found, in label order."""
+        there, found = Counter[int](), Counter[int]()
+        others: dict[int, Counter[int]] = {}
+        for (label, guess), count in sorted(self.pairs.items()):
+            there[label] += count
+            found[guess] += count
+            if 0 <= guess < len(self.classes) and guess != label:
+                others.setdefault(label, Counter())[guess] += count
+        rows = []
+        for label, name in enumerate(self.classes):
+            if there[label] or found[label]:
+                ((other, times),) = others.get(label, Counter({label: 0})).most_common(1)
+                taken_for = self.classes[other] if times else ""
+                right = self.pairs[label, label]
+                rows.append(ClassCounts(name, there[label], right, found[label], taken_for, times))
+        return rows
+
+    def class_table(self) -> tuple[str, list[list[str]]]:
+        """Title and rows of a table of the classes; of many, those that were found least often."""
+        found = self.by_class()
+        title = "classes"
+        if len(found) > _MOST_ROWS:
+            title = f"the {_MOST_ROWS} of {len(found)} classes with the lowest recall"
+            found = sorted(found, key=lambda one: 2.0 if one.recall is None else one.recall)
+        return title, [
+            [
+                one.name,
+                f"{one.images:,}",
+                "" if one.recall is None else percent(one.recall),
+                "" if one.precision is None else percent(one.precision),
+                f"{one.taken_for} ({one.times:,})" if one.taken_for else "",
+            ]
+            for one in found[:_MOST_ROWS]
+        ]
+
+    def __str__(self) -> str:
+        words = [counted(self.images, "image")]
+        if self.accuracy is not None:
+            share = percent(self.accuracy)
+            words.append(f"accuracy {share} ({self.right:,} of {self.labelled:,})")
+        if self.top_accuracy is not None:
+            words.append(f"top-{TOP} {percent(self.top_accuracy)} ({self.in_top:,})")
+        if not self.pairs:
+            words.append("none with a label")
+        elif self.labelled < self.images:
+            words.append(f"{self.images - self.labelled:,} without a label")
+        return ", ".join(words)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        classes = [
+            {
+                "class": one.name,
+                "images": one.images,
+                "recall": one.recall,
+                "precision": one.precision,
+                "taken_for": one.taken_for or None,
+                "times": one.times,
+            }
+            for one in self.by_class()
+        ]
+        return {
+            "images": self.images,
+            "unreadable": self.unreadable,
+            "labelled": self.labelled,
+            "accuracy": self.accuracy,
+            "top5_accuracy": self.top_accuracy,
+            "classes": classes,
+        }
+
+
+class ClassCounts(NamedTuple):
+    """What was counted of a class.
+
+    Attributes:
+        name: The class.
+        images: Images of it.
+        right: Those of them that were found to be of it.
+        found: All images that were found to be of it.
+        taken_for: The other class that its images were most often taken for; empty: none.
+        times: How often.
+    """
+
+    name: str
+    images: int
+    right: int
+    found: int
+    taken_for: str
+    times: int
+
+    @property
+    def recall(self) -> float | None:
+        """Share of its images that were found; `None` without images."""
+        return self.right / self.images if self.images else None
+
+    @property
+    def precision(self) -> float | None:
+        """Share of right ones among those that were found; `None` if none was."""
+        return self.right / self.found if self.found else None
+
+
+class _Batch(NamedTuple):
+    """Images that were computed at once: names, labels (-1: unknown), logits (n, outputs)."""
+
+    names: Sequence[str]
+    labels: list[int]
+    logits: Tensor
+
+
+def predict(
+    place: str | Path,
+    images: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    checkpoint: str | None = None,
+    tell: Callable[[str], None],
+) -> Predicted:
+    """Classify images, write a row of each, and count.
+
+    They are prepared as the held-out images of the training were, and computed in float32.
+
+    Args:
+        place: Folder of a finished run, or one that `deliver` has written.
+        images: Image files and folders of them. An image is labelled by the folder in which it is,
+            directly below the given one or that itself, if it is named like a class.
+        overrides: Texts such as ``data=imagefolder:PATH``, whose held-out images take the place of
+            ``images``. A run without either classifies its own held-out images.
+        out: The file to write; ``-`` or `None` is stdout.
+        checkpoint: ``best`` or ``last``, of a run; unset: the best.
+        tell: Called with a line for each image that cannot be read, and is left out.
+
+    Raises:
+        ArgumentError: The words are wrong or contradict each other.
+        FileError: There is no such network or image, or the file cannot be written.
+        DataError: A folder has no image, or the data cannot be opened.
+        JobError: A package is not installed, or the network cannot be built.
+        PlanError: The network or the data of a run would run code that is not named again, or the
+            run's data have changed.
+    """
+    given = {text.partition("=")[0].strip() for text in overrides}
+    strange = [key for key in given if key.partition(".")[0] not in _KEYS]
+    if strange:
+        raise ArgumentError(f"predict takes {', '.join(_KEYS)}, and no {min(strange)}")
+    if images and (others := {key.partition(".")[0] for key in given}.difference(_OF_NETWORK)):
+        raise ArgumentError(f"predict takes images or data=..., not both: leave out {min(others)}=")
+    asked = change_job(Job(), {}, overrides)
+    from batchwright.workload.host import enter, resolve_device
+
+    model, plan = _opened(place, asked, given, overrides, checkpoint)
+    model.to(enter(resolve_device(asked.device)))
+    counts = Predicted(model.classes)
+    if images:
+        batches = _of_files(model, _labelled(images, model.class_numbers), counts, tell)
+    elif plan is not None and ("data" not in given or asked.data == plan.job.data):
+        refuse_unconfirmed_code(plan.job, ("network", "loss"), overrides)
+        batches = _of_data(model, change_job(plan.job, {}, overrides), plan)
+    elif "data" in given:
+        sized = change_job(Job(), {"resolutions": [model.side]}, overrides)
+        batches = _of_data(model, sized)
+    else:
+        raise ArgumentError(
+            f"{place} holds a network and no images: name image files, folders, or data=..."
+        )
+    with _writer(out) as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(HEAD)
+        for batch in batches:
+            table.writerows(_rows(model, batch, counts))
+    return counts
+
+
+def _opened(
+    place: str | Path,
+    asked: Job,
+    given: set[str],
+    overrides: Sequence[str],
+    checkpoint: str | None,
+) -> tuple[TrainedModel, Plan | None]:
+    """The network, and the plan of its run, if the place is that of a run."""
+    from batchwright.workload.model_files import CONFIG, built_model, load_model
+
+    network = asked.network if "network" in given else None
+    if is_there(Path(place) / CONFIG):
+        if checkpoint is not None:
+            raise ArgumentError(
+                f"{place} was delivered with the weights of one checkpoint: leave --checkpoint out"
+            )
+        return load_model(place, network, asked.network_args), None
+    summary, _, config, weights = trained(place, checkpoint or "best")
+    refuse_unconfirmed_code(summary.plan.job, ("data", "loss"), overrides)
+    folder = Path(summary.run_folder)
+    model = built_model(folder, config, lambda: weights, network, config["network_args"])
+    return model, summary.plan
+
+
+# -------------------------------------------------------------------------------------- the images
+
+
+def _labelled(images: Sequence[str], numbers: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Path and label of each image file; -1: unknown.
+
+    Raises:
+        FileError: A path leads to nothing.
+        DataError: A folder has no image.
+    """
+    from batchwright.workload.data.image_folder import images_below
+
+    found: list[tuple[str, int]] = []
+    for one in images:
+        path = Path(one)
+        if is_folder(path):
+            mine = numbers.get(path.absolute().name, -1)
+            for name in map(Path, images_below(path)):
+                below = name.parts[0] if len(name.parts) > 1 else ""
+                found.append((str(path / name), numbers.get(below, mine)))
+        elif is_there(path):
+            found.append((one, numbers.get(path.absolute().parent.name, -1)))
+        else:
+            raise FileError(f"there is no image or folder {one}: look at its name")
+    return found
+
+
+def _of_files(
+    model: TrainedModel,
+    paths: Sequence[tuple[str, int]],
+    counts: Predicted,
+    tell: Callable[[str], None],
+) -> Iterator[_Batch]:
+    """Batches of image files, decoded ahead; only some images are in memory at a time."""
+    import torch
+
+    from batchwright.workload.data.listing import in_order, without_pillows_warnings
+    from batchwright.workload.host import usable_cores
+    from batchwright.workload.model_files import AT_ONCE, read_image
+
+    def read(task: tuple[str, int]) -> Any:
+        try:
+            task[0].encode()
+            return read_image(task[0], side=model.side)
+        except UnicodeEncodeError:
+            name = printable(task[0])
+            return DataError(f"unreadable image {name}: its name is not text in UTF-8; rename it")
+        except DataError as error:
+            return error
+
+    def computed(waiting: list[tuple[str, int, Any]]) -> _Batch:
+        names, labels, pixels = zip(*waiting, strict=True)
+        with torch.inference_mode():
+            return _Batch(names, list(labels), model.logits_of(pixels))
+
+    waiting: list[tuple[str, int, Any]] = []
+    with without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
+        for (path, label), pixels in in_order(pool, read, paths):
+            if isinstance(pixels, DataError):
+                counts.unreadable += 1
+                tell(str(pixels))
+                continue
+            waiting.append((path, label, pixels))
+            if len(waiting) == AT_ONCE:
+                yield computed(waiting)
+                waiting = []
+        if waiting:
+            yield computed(waiting)
+
+
+def _of_data(model: TrainedModel, job: Job, plan: Plan | None = None) -> Iterator[_Batch]:
+    """Batches of the held-out images of a job's data; those of ``plan``, if it is given."""
+    from batchwright.reporting.render.progress import steps
+    from batchwright.workload.data.sources import open_data
+
+    with steps() as show:
+        data = open_data(job, progress=show)
+    if plan is not None and data.facts.digest != plan.data.digest:
+        raise PlanError(
+            f"data={job.data} has changed since the training: {plan.data.train_samples} training "
+            f"and {plan.data.val_samples} held-out images with digest {plan.data.digest[:12]} "
+            f"then, {data.facts.train_samples} and {data.facts.val_samples} with "
+            f"{data.facts.digest[:12]} now; name image files or folders instead"
+        )
+    if not model.class_numbers.keys() & set(data.facts.classes):
+        raise DataError(
+            f"data={job.data} has none of the network's classes: name its images without data="
+        )
+    return _computed(model, job, data, _feed(model, job, data))
+
+
+def _computed(model: TrainedModel, job: Job, data: ImageData, feed: Feed) -> Iterator[_Batch]:
+    import torch
+
+    from batchwright.workload.model_files import AT_ONCE
+    from batchwright.workload.task import logits_in
+
+    names = _names(job, data)
+    numbers = [model.class_numbers.get(name, -1) for name in data.facts.classes]
+    indices = torch.arange(len(feed)).split(AT_ONCE)
+    try:
+        for some, (images, labels) in zip(indices, feed.evaluation(indices, None), strict=True):
+            with torch.inference_mode():
+                logits = logits_in(model.network(images))
+            named = [names[index] for index in some.tolist()]
+            yield _Batch(named, [numbers[label] for label in labels.tolist()], logits)
+    finally:
+        feed.close()
+
+
+def _feed(model: TrainedModel, job: Job, data: ImageData) -> Feed:
+    """What an evaluation of the training reads, with the network's own normalization."""
+    from batchwright.training.batches.feeding import feed_of
+    from batchwright.workload.data.image_files import FilePipeline, ImageFiles
+    from batchwright.workload.data.image_store import ImageStore
+    from batchwright.workload.data.loading import loader_processes
+    from batchwright.workload.data.sources import AtResolution
+
+    part, device = data.val, model.mean.device
+    loaders = loader_processes(job, 1, files=isinstance(part, ImageFiles))
+    if isinstance(part, ImageStore):
+        return feed_of(model.pipeline(part), device)
+    if isinstance(part, ImageFiles):
+        part.mean, part.std = model.normalization
+        pipeline = FilePipeline(part, device=device, augmentation="none", seed=0, loaders=loaders)
+        return feed_of(pipeline, device)
+    if model.normalizes:
+        raise ArgumentError(
+            f"data={job.data} prepares its images itself, and this network was trained on RGB "
+            "images that Batchwright prepared: name image files, folders or other data"
+        )
+    return feed_of(AtResolution(part, model.side), device, seed=job.seed, loaders=loaders)
+
+
+def _names(job: Job, data: ImageData) -> Sequence[str]:
+    """Paths of the held-out images of an image folder; of other data their numbers."""
+    from batchwright.workload.data.image_files import ImageFiles
+    from batchwright.workload.data.image_folder import list_images
+
+    part, (kind, _, place) = data.val, job.data.partition(":")
+    if isinstance(part, ImageFiles):
+        return part.places
+    if kind == "imagefolder" and not is_remote(place):
+        listing = list_images(Path(place).expanduser(), job)
+        names = [str(listing.root / file.name) for file in listing.files["val"]]
+        if len(names) == data.facts.val_samples:  # else some were unreadable, and left out
+            return names
+    return [f"{job.data}#{index}" for index in range(data.facts.val_samples)]
+
+
+# --------------------------------------------------------------------------------------- the table
+
+
+def _rows(model: TrainedModel, batch: _Batch, counts: Predicted) -> Iterator[tuple[str, ...]]:
+    """The rows of a batch, which is counted."""
+    import torch
+
+    logits = batch.logits.float().cpu()
+    labels = torch.tensor(batch.labels)
+    # Outputs of a diverged network are NaN, of which `argmax` would make the first class.
+    has_guess = ~logits.isnan().any(dim=1)
+    first = logits.argmax(dim=1)
+    second = logits.scatter(1, first[:, None], -torch.inf).argmax(dim=1).tolist()
+    shares = logits.softmax(dim=1).gather(1, first[:, None]).squeeze(1).tolist()
+    before = (logits > logits.gather(1, labels.clamp(min=0)[:, None])).sum(dim=1)
+    guesses = torch.where(has_guess, first, -1)
+    counts.images += len(labels)
+    counts.right += int(((guesses == labels) & (labels >= 0)).sum())
+    counts.in_top += int(((before < TOP) & has_guess & (labels >= 0)).sum())
+    for name, label, guess, share, other in zip(
+        batch.names, batch.labels, guesses.tolist(), shares, second, strict=True
+    ):
+        if label >= 0:
+            counts.pairs[label, guess] += 1
+        own = model.class_name(label) if label >= 0 else ""
+        if guess < 0:
+            yield name, "", "nan", "", own
+        else:
+            yield name, model.class_name(guess), f"{share:.4f}", model.class_name(other), own
+
+
+@contextmanager
+def _writer(out: str | Path | None) -> Iterator[TextIO]:
+    """The file to write, which is there once it is whole; or stdout."""
+    if out is None or str(out) == "-":
+        yield sys.stdout
+        return
+    with writing_whole(Path(out)) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        yield text
+        text.flush()
+        text.detach()
