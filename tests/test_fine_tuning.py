@@ -25,8 +25,7 @@ from batchwright.workload.data import image_files
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.extras import missing
-from batchwright.workload.library_networks import weights_normalization
-from batchwright.workload.task import build_network
+from batchwright.workload.task import build_network, weights_normalization
 from samples import make_job, make_network, make_profile
 
 SIX = (0.5, 0.4, 0.3, 0.2, 0.3, 0.4)

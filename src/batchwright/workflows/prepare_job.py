@@ -161,8 +161,7 @@ def _with_normalization(job: Job, network: nn.Module) -> Job:
         return job
     if not (pretrained or job.weights):
         return job
-    from batchwright.workload.library_networks import weights_normalization
-    from batchwright.workload.task import told_normalization
+    from batchwright.workload.task import told_normalization, weights_normalization
 
     told = told_normalization(job.weights) if job.weights else None
     if told is None and pretrained:

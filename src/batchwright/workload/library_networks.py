@@ -240,53 +240,24 @@ def _usual_configuration(library: Any, name: str, **sizes: int) -> Any:
         ) from error
 
 
-def built_side(network: str, arguments: Mapping[str, Any], side: int) -> int:
-    """The image side, in pixels, that a job's network was built for.
-
-    It is ``side``, the largest that was trained at, but for pretrained networks of Transformers,
-    which keep the one of their configuration.
-
-    Args:
-        network: The job's network.
-        arguments: The job's ``network_args``.
-        side: Largest training image side, in pixels.
-
-    Raises:
-        JobError: Transformers is missing, or has the configuration no more.
-    """
-    library, _, name = network.partition(":")
-    if library != "transformers" or not arguments.get("pretrained"):
-        return side
-    usual = _usual_configuration(import_library("transformers"), name)
-    own = getattr(usual, "image_size", None)
-    if isinstance(own, list | tuple) and len({*own}) == 1:
-        own = own[0]
-    return own if isinstance(own, int) else side
+def timm_normalization(name: str, network: nn.Module) -> tuple[float, ...] | None:
+    """What images are normalized by for timm's trained weights; see `NetworkSpec`."""
+    del name
+    told = getattr(network, "pretrained_cfg", None) or {}
+    return six_of(told.get("mean"), told.get("std"))
 
 
-def weights_normalization(network: str, built: nn.Module) -> tuple[float, ...] | None:
-    """What images are normalized by for a library's trained weights: three means, three deviations.
-
-    Args:
-        network: The job's network.
-        built: The network with trained weights.
-
-    Returns:
-        Six numbers, for red, green and blue from 0 to 1; `None` where the library does not tell.
-    """
-    library, _, name = network.partition(":")
-    if library == "timm":
-        told = getattr(built, "pretrained_cfg", None) or {}
-        return six_of(told.get("mean"), told.get("std"))
-    if library == "torchvision":
-        transforms = import_library("torchvision.models").get_model_weights(name).DEFAULT.transforms
-        preset = transforms()
-        return six_of(getattr(preset, "mean", None), getattr(preset, "std", None))
-    return _of_image_processor(name) if library == "transformers" else None
+def torchvision_normalization(name: str, network: nn.Module) -> tuple[float, ...] | None:
+    """The same for torchvision's."""
+    del network
+    weights = import_library("torchvision.models").get_model_weights(name).DEFAULT
+    preset = weights.transforms()
+    return six_of(getattr(preset, "mean", None), getattr(preset, "std", None))
 
 
-def _of_image_processor(name: str) -> tuple[float, ...] | None:
-    """`weights_normalization` for Transformers, by ``preprocessor_config.json``."""
+def transformers_normalization(name: str, network: nn.Module) -> tuple[float, ...] | None:
+    """The same for those of Transformers, by ``preprocessor_config.json``."""
+    del network
     kind = import_library("transformers.image_processing_base").ImageProcessingMixin
     try:
         with without_waiting_for_the_hub():
@@ -300,6 +271,19 @@ def _of_image_processor(name: str) -> tuple[float, ...] | None:
     if told.get("do_normalize", True):
         return six_of(told.get("image_mean"), told.get("image_std"))
     return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+
+
+def transformers_side(name: str) -> int | None:
+    """The image side of a pretrained network of Transformers, which keeps its configuration's.
+
+    Raises:
+        JobError: Transformers is missing, or has the configuration no more.
+    """
+    usual = _usual_configuration(import_library("transformers"), name)
+    own = getattr(usual, "image_size", None)
+    if isinstance(own, list | tuple) and len({*own}) == 1:
+        own = own[0]
+    return own if isinstance(own, int) else None
 
 
 def _no_weights(what: str, variable: str, error: Exception) -> JobError:

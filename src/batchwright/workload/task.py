@@ -507,6 +507,41 @@ def trained_weights(checkpoint: Mapping[str, Any]) -> Any:
     return average if isinstance(average, Mapping) and average else checkpoint["model"]
 
 
+def weights_normalization(network: str, built: nn.Module) -> tuple[float, ...] | None:
+    """What images are normalized by for a library's trained weights: three means, three deviations.
+
+    Args:
+        network: The job's network.
+        built: The network with trained weights.
+
+    Returns:
+        Six numbers, for red, green and blue from 0 to 1; `None` where nobody tells them.
+    """
+    spec = network_spec(network)
+    if spec is None or not spec.normalization:
+        return None
+    ask = import_object(spec.normalization, "network")
+    return ask(network.partition(":")[2], built)  # type: ignore[no-any-return]
+
+
+def built_side(network: str, arguments: Mapping[str, Any], side: int) -> int:
+    """The image side, in pixels, that a job's network was built for.
+
+    Args:
+        network: The job's network.
+        arguments: The job's ``network_args``.
+        side: Largest training image side, in pixels.
+
+    Raises:
+        JobError: The library is missing, or has the network no more.
+    """
+    spec = network_spec(network)
+    if spec is None or not (spec.pretrained_side and arguments.get("pretrained")):
+        return side
+    own = import_object(spec.pretrained_side, "network")(network.partition(":")[2])
+    return side if own is None else int(own)
+
+
 def told_normalization(path: str | Path) -> tuple[float, ...] | None:
     """How images were normalized for the weights in a file: three means and three deviations.
 

@@ -23,6 +23,13 @@ class NetworkSpec:
         takes_name: Whether this is a library, whose name for a network follows a colon.
         by_tensors: Whether the forward pass depends on tensors alone, not on Python numbers that
             change from step to step, so that a CUDA graph can repeat it.
+        normalization: For a library, import string of a function (its name for the network, the
+            network with trained weights) -> what images were normalized by for these weights,
+            three means and three deviations of red, green and blue from 0 to 1, or `None` where it
+            does not say. Unset: it never says.
+        pretrained_side: For a library, import string of a function (its name for the network) ->
+            the image side in pixels that a network with trained weights is built for whatever the
+            job's is, or `None`. Unset: all are built for the job's.
     """
 
     name: str
@@ -30,6 +37,8 @@ class NetworkSpec:
     least_side: int | None = None
     takes_name: bool = False
     by_tensors: bool = False
+    normalization: str = ""
+    pretrained_side: str = ""
 
     @property
     def form(self) -> str:
@@ -51,9 +60,27 @@ NETWORKS = Registry(
     _own("resnet18", least_side=8),
     _own("vgg8", least_side=8),
     _own("mobilenet_small", least_side=4),
-    NetworkSpec("timm", f"{_LIBRARY}:timm_network", takes_name=True, by_tensors=True),
-    NetworkSpec("torchvision", f"{_LIBRARY}:torchvision_network", takes_name=True, by_tensors=True),
-    NetworkSpec("transformers", f"{_LIBRARY}:transformers_network", takes_name=True),
+    NetworkSpec(
+        "timm",
+        f"{_LIBRARY}:timm_network",
+        takes_name=True,
+        by_tensors=True,
+        normalization=f"{_LIBRARY}:timm_normalization",
+    ),
+    NetworkSpec(
+        "torchvision",
+        f"{_LIBRARY}:torchvision_network",
+        takes_name=True,
+        by_tensors=True,
+        normalization=f"{_LIBRARY}:torchvision_normalization",
+    ),
+    NetworkSpec(
+        "transformers",
+        f"{_LIBRARY}:transformers_network",
+        takes_name=True,
+        normalization=f"{_LIBRARY}:transformers_normalization",
+        pretrained_side=f"{_LIBRARY}:transformers_side",
+    ),
     group="batchwright.networks",
 )
 
