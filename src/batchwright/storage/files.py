@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +14,7 @@ LONGEST_NAME = 255
 
 _PIECE = 65536  # bytes that `end_of_lines` reads at a time
 _INSTEAD = "choose another place"
+_ASIDE = re.compile(r"\..+\.([0-9a-f]{8}|writing)")  # names of files that are being written
 
 
 def is_there(path: str | Path) -> bool:
@@ -86,6 +88,11 @@ def write_whole(path: Path, content: bytes) -> None:
         if isinstance(error, OSError):
             raise refusal(path, error) from error
         raise
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is being written, or is what a killed process left of writing it."""
+    return _ASIDE.fullmatch(path.name) is not None
 
 
 def refusal(path: Path, error: OSError, instead: str = _INSTEAD) -> FileError:
