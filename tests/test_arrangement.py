@@ -68,6 +68,7 @@ def test_a_plan_says_batch_accumulation_and_rate_and_without_one_they_stay():
         (planned(), {"samples": 7}, f"for {SAMPLES:} training samples and the data set has 7"),
         (None, {"samples": 20, "passes": 3}, r"20: try their_batch=3 or less"),
         (None, {"samples": 5, "passes": 3}, r"5: try fewer workers or passes"),
+        (None, {"samples": 5, "passes": 6, "workers": 1}, r"5: try fewer passes"),
         (planned(), {"passes": 2}, "their_passes=2 and the plan accumulates over 1: leave it out"),
     ],
 )

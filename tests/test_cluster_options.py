@@ -200,6 +200,17 @@ def test_asked_workers_may_be_a_mixture():
     assert "all kinds take equal time" in reason(plan, "local batches").why
 
 
+def test_more_workers_than_were_measured_need_no_link_if_the_goal_allows_fewer():
+    profile = make_kind_profile("slow", workers=(1, 2), **FEW)
+    profile = profile.model_copy(update={"job": profile.job.model_copy(update={"link": Link()})})
+    listed = [{"kind": "slow", "count": 8}]
+    advised = "give goal.max_workers=2, or state the network"
+    with pytest.raises(PlanError, match=rf"^goal\.kinds allows 8 .*{advised}"):
+        planned(listed, [profile])
+    plan = planned(listed, [profile], max_workers=2)
+    assert {one.workers for one in plan.considered} == {1, 2}
+
+
 def test_kinds_that_were_measured_are_chosen_from_without_being_listed():
     profiles = [make_kind_profile("slow", **FEW), make_kind_profile("fast", 3, **FEW)]
     plan = make_plan(profiles)

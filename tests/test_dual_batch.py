@@ -445,6 +445,8 @@ def test_what_has_no_answer_with_unlike_overheads_is_refused():
     assert (alone.small_batch, alone.small_samples, alone.large_samples) == (None, None, SAMPLES)
     assert alone.factor == 1.0
     assert alone.round_seconds == pytest.approx((A + B / LARGE) * SAMPLES)
+    with pytest.raises(PlanError, match=r"give smaller dual\.large_batches$"):
+        call(1.0, small=(), samples=LARGE - 1)
     assert largest_extra_time_unlike(A, B, LARGE, small=[], large=[usual]) == 1.0
     assert largest_extra_time(A, B, LARGE, small_workers=0, large_workers=1) == 1.0
 

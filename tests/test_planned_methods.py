@@ -668,6 +668,13 @@ def test_hybrid_has_two_groups_at_each_resolution():
     assert (plan.merge, plan.learning_rate.decay) == ("parameter server", "none")
 
 
+def test_more_workers_than_can_be_gone_through_are_refused_with_a_server():
+    stated = {"launch": "virtual", "virtual": {"sample_seconds": 0.0005, "step_seconds": 0.015}}
+    job = Job(workers=10**6, method="dual-batch", dual={"large_batches": (4,)}, **stated)
+    with pytest.raises(PlanError, match=r"^workers=1000000: .*dual-batch .* give 20000 or less$"):
+        plan_without_profile(job, make_data(train_samples=10**8), make_network())
+
+
 def test_larger_batches_at_low_resolutions_leave_the_least_steps_of_a_round():
     data = CIFAR100.model_copy(update={"train_samples": 8000})
     plan = planned("hybrid", profile_of(data=data))

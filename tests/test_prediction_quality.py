@@ -192,7 +192,7 @@ def test_of_three_batches_the_law_that_predicts_left_out_ones_better_is_taken():
 def test_a_target_no_run_reached_is_said_with_what_they_reached():
     model = fit_progress(NOISE, base_batch=64, target=0.99, runs=[run_of(64, 80, epochs=40)])
     assert model.epochs(64) is None
-    assert any("30.0%" in note for note in model.notes)
+    assert any("30.0 %" in note for note in model.notes)
 
 
 def test_a_batch_whose_runs_missed_the_target_and_larger_ones_have_no_epochs():

@@ -82,7 +82,9 @@ def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp
     assert (first.count, spot.count, small.count) == (16, 16, 16)
     assert (spot.like, spot.spot, spot.preemptions_per_hour) == (first.kind, True, None)
     exact = plan(make_kind_profile("A100-80GB"), goal={"kinds": str(path)}, workers=4)
-    assert [one.price for one in exact.job.goal.kinds] == [6.0]
+    assert [(one.price, one.count) for one in exact.job.goal.kinds] == [(6.0, 8)]
+    fewer = plan(make_kind_profile("A100-80GB"), goal={"kinds": str(path), "max_workers": 4})
+    assert [one.count for one in fewer.job.goal.kinds] == [4]
 
 
 @pytest.mark.parametrize(

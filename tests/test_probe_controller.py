@@ -484,12 +484,13 @@ def test_the_goals_own_limit_of_memory_holds():
     assert max(weighed) <= 40 * MIB
 
 
-def test_a_first_step_that_cannot_fit_is_refused_before_it_is_tried():
+@pytest.mark.parametrize(("counts", "fewer"), [((1,), ""), ((2,), "fewer workers, ")])
+def test_a_first_step_that_cannot_fit_is_refused_before_it_is_tried(counts, fewer):
     for held in (0, 6):
         machine = Machine(memory=(9 + held) * MIB, held=held * MIB)
         told = rf"local batch 2.*: a step takes about {10 + held} MiB, .* {9 + held} MiB"
-        with pytest.raises(JobError, match=told):
-            measured_on(machine, resolutions=(32,))
+        with pytest.raises(JobError, match=rf"{told}: .* resolution, {fewer}or more goal.memory$"):
+            measured_on(machine, counts, resolutions=(32,))
         assert not machine.points(commands.Weigh)
 
 
@@ -514,9 +515,13 @@ def test_what_kills_workers_is_noted_and_nothing_like_it_is_tried_again():
             assert len(curve) >= 3
 
 
-def test_workers_that_are_killed_whatever_they_try_end_the_probe():
+def test_workers_that_are_killed_whatever_they_try_end_the_probe(monkeypatch):
     with pytest.raises((WorkerError, JobError), match="memory"):
         measured_on(Machine(deadly=0))
+    monkeypatch.setattr(visiting, "MAX_RESTARTS", 0)
+    for counts, fewer in (((1,), ""), ((2,), ", or choose fewer workers")):
+        with pytest.raises(WorkerError, match=f"what a worker may use{fewer}$"):
+            measured_on(Machine(deadly=0), counts)
 
 
 def test_too_little_shared_memory_for_loader_processes_is_named(monkeypatch):
@@ -983,6 +988,8 @@ def test_what_is_too_large_for_a_trial_leaves_the_smaller():
     asked = [one for one in machine.asked if isinstance(one, commands.RunTrial)]
     assert len(profile.trials) < len(asked)
     assert profile.trials
+    alone = taught(Machine(drift=0.02, trial_room=0), counts=(1,), learning=0.1)
+    assert alone.trials_note.endswith(": out of memory; choose a smaller network")
 
 
 def stages_of(profile):

@@ -147,6 +147,8 @@ def test_a_run_that_may_go_on_with_fewer_workers_begins_with_fewer():
     assert ray_train._workers([node(3)], Job(launch="ray", **fewer)) == 4
     with pytest.raises(JobError, match="room for 1; give fewer"):
         ray_train._workers([node(1)], Job(launch="ray", **fewer))
+    with pytest.raises(JobError, match="room for 0; give less to each"):
+        ray_train._workers([node(1)], Job(launch="ray", ray={"cpus_per_worker": 2}))
 
 
 def test_a_machine_without_the_run_folder_says_what_to_share(monkeypatch, tmp_path):
@@ -578,7 +580,7 @@ def test_a_stop_is_a_checkpoint_and_the_run_goes_on_later(start, tmp_path):
 def test_what_cannot_be_is_refused_in_a_line(two_nodes, tmp_path, capfd):
     cases = [
         ({"workers": 3}, "the Ray cluster has room for 2; give fewer workers, or less to each"),
-        ({"ray": {"gpus_per_worker": 1}}, "the Ray cluster has room for 0; give fewer workers"),
+        ({"ray": {"gpus_per_worker": 1}}, "the Ray cluster has room for 0; give less to each, or"),
         ({"ray": {"address": "127.0.0.1:9"}}, "no Ray cluster at 127.0.0.1:9: ConnectionRefused"),
         ({"data": "imagefolder:nowhere"}, "the run under Ray has failed (exit code 2), its logs"),
     ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
+from batchwright.errors import FileError
 from batchwright.records import RunSummary, run_folder
-from batchwright.records.documents import write_record
-from batchwright.records.run_folder import load, new_folder, new_run_folder
+from batchwright.records.documents import job_yaml, write_record, write_text
+from batchwright.records.run_folder import LAUNCH_FILE, load, new_folder, new_run_folder
 from batchwright.workflows import run_training
 from batchwright.workflows.stopwatch import Stopwatch
 from samples import EPOCHS, make_job, make_plan, make_profile, make_summary
@@ -111,6 +114,24 @@ def test_a_run_whose_inputs_were_half_written_can_be_resumed(tmp_path, monkeypat
     with run_folder.existing_run(tmp_path / "a", "plan.json") as folder:
         assert load(folder) == make_plan()
         assert (folder / "profile.json").exists()
+
+
+def test_a_folder_without_a_whole_file_is_that_of_a_new_run(tmp_path, monkeypatch):
+    def killed(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # nothing tidies up after a kill
+        with pytest.raises(KeyboardInterrupt), new_run_folder(tmp_path, make_job()) as folder:
+            write_text(job_yaml(make_job()), folder / "job.yaml")
+    (tmp_path / f".{LAUNCH_FILE}.writing").touch()
+    assert any(path.name.startswith(".job.yaml.") for path in tmp_path.iterdir())
+    with new_run_folder(tmp_path, make_job()):
+        pass
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(FileError, match="is not empty"), new_run_folder(tmp_path, make_job()):
+        pass
 
 
 def test_a_damaged_summary_does_not_keep_a_run_from_going_on(run, tmp_path):

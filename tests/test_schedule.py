@@ -239,7 +239,7 @@ def test_training_says_it_before_it_starts(capsys):
     ("job", "said"),
     [
         ({"workers": 1}, "one worker in one pass); micro_batch=512 would cut it into two, and so"),
-        ({"workers": 1, "global_batch": 3}, "3 samples cannot be cut, so it takes a larger batch"),
+        ({"workers": 1, "global_batch": 3}, "3 samples cannot be cut, so it takes a larger batch."),
         ({"workers": 1, "micro_batch": 512}, ""),
         ({"workers": 1, "ags": {"mode": "norm"}}, ""),
         ({"workers": 2}, ""),

@@ -27,9 +27,8 @@ Ideal shares would give 2/3: with equal shares a step takes the shared core thre
 quarter of the batch takes, fixed time included; with half of the work on each core, both take twice
 as long as a quarter. The exchange of gradients comes on top with every rule.
 
---full takes some nine minutes on two quiet cores: a worker's step of 64 samples takes 28 ms of a
-core, so an epoch with equal shares takes 2.6 s, and each of the twelve processes takes 2.3 s of a
-core to start. --keep DIR keeps each finished start (a minute) and continues from there.
+--full takes some nine minutes on two quiet cores. --keep DIR keeps each finished start (a minute)
+and continues from there.
 """
 
 from __future__ import annotations

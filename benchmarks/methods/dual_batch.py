@@ -11,8 +11,7 @@ All three arms are alive in one run and take turns. A turn is one round of both 
 which begin it at the same moment, some ten seconds; the order is reversed from turn to turn. A
 round is computing, exchange and waiting, without evaluation. The first two turns, in which caches
 are cold and no speed is known yet, do not count; then come 6 turns, 40 with --full. Turns are that
-short because the machine's speed drifts: in whole runs of four minutes each, one after the other,
-rounds of one and the same arm took 40 to 57 s.
+short because the machine's speed drifts.
 
     round_over_large       mean round time of the two workers over that of two large batches, in the
                            same turn

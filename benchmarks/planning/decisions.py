@@ -16,9 +16,9 @@ rates scaled with the square root of the batch, no micro-batches, usual augmenta
     imagenette-resnet8    resnet8          64 px  2,048            2 and  8  32 to   512
     imagenette-mobilenet  mobilenet_small  32 px  2,048            2 and  8  32 to   512
 
-Precision is bfloat16 where the processor computes in it, else float32. 36 trainings that were made
-in both, by older and newer code, differ by 0.1 points in the mean (float32 minus bfloat16, standard
-error 0.2); so a kept line of either precision counts, and says which it is.
+Precision is bfloat16 where the processor computes in it, else float32. A kept line of either
+counts, and says which it is: 36 trainings in both differ by 0.1 points in the mean (float32 minus
+bfloat16, standard error 0.2; until 2026-11-28).
 
 The cifar tasks have CIFAR-100's 100 classes; groups-resnet8 has the first ten of its superclasses
 in the order of its coarse labels, five classes each: aquatic mammals, fish, flowers, food

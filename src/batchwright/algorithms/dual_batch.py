@@ -242,8 +242,8 @@ def weights_in_time(
     if len({worker.overhead for worker in workers}) <= 1:
         return tuple(worker.speed for worker in workers)
     rates = [_rate(a, b, batch, [worker]) for worker in workers]
-    speeds = sum(worker.speed for worker in workers)
-    return tuple(speeds * rate / sum(rates) for rate in rates)
+    speeds, all_rates = sum(worker.speed for worker in workers), sum(rates)
+    return tuple(speeds * rate / all_rates for rate in rates)
 
 
 def _rate(a: float, b: float, batch: float, workers: Sequence[Relative]) -> float:
@@ -378,7 +378,9 @@ def _check_share(which: str, batch: int, share: int, workers: float) -> None:
     if batch > share:
         raise PlanError(
             f"the {which} local batch, {batch}, is more than the {share} samples that a worker of "
-            f"{workers:g} gets in a round: give smaller dual.large_batches, or fewer workers"
+            f"{workers:g} gets in a round: give smaller dual.large_batches"
+            + ", or fewer workers"
+            * (workers > 1)
         )
 
 

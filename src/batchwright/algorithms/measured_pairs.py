@@ -22,8 +22,8 @@ from batchwright.prediction.drift import ratio_error
 from batchwright.records import PairTime
 
 BEND = 0.2
-"""Relative standard deviation of the fixed time between two chords whose small batches differ by a
-factor e. For the measured networks it was 0.05 to 0.3."""
+"""Assumed relative standard deviation of the fixed time between two chords whose small batches
+differ by a factor e."""
 
 UNKNOWN_ERROR = 0.02
 """Assumed relative standard error of a ratio that was measured in one visit."""

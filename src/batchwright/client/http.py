@@ -108,7 +108,7 @@ class Service:
         self.url = url
         local = is_loopback(url)
         trusted: ssl.SSLContext | bool = True
-        if local and url.startswith("http:"):  # no TLS: reading all certificates would take 0.15 s
+        if local and url.startswith("http:"):  # no TLS: all certificates need not be read
             trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
         headers = {"Accept": "application/json"}
         if token:

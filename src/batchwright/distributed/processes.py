@@ -107,9 +107,8 @@ def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` in which OpenMP threads that wait for each other soon go to sleep.
 
     By default GNU's wait spinning, for milliseconds. While another program has one of the cores,
-    a thread then spins through its time at every operation: `resnet8` with two threads on two
-    cores, batch 64 at 32 px, went from 50 ms a step to 1,240 ms beside one busy program, and to
-    some 130 ms with this. Alone it costs nothing there, and 3 % at 8 px.
+    a thread then spins through its time at every operation, so that a step takes many times as long
+    (docs/decisions/0015 has figures).
 
     It must be set before torch is loaded. A user's own setting is kept.
     """
@@ -140,10 +139,9 @@ def end_with(main: Callable[[], None]) -> NoReturn:
 def leave(code: int) -> NoReturn:
     """End this process as `sys.exit` does, but let the kernel take it apart.
 
-    Python would unload PyTorch's modules one by one, which takes 0.7 s. Exit functions are called,
-    threads that are not daemons waited for, and files that nobody has closed written to their end.
-    What else Python does with objects that are left, such as to remove a `NamedTemporaryFile`, it
-    does not do here.
+    Python would unload PyTorch's modules one by one. Exit functions are called, threads that are
+    not daemons waited for, and files that nobody has closed written to their end. What else Python
+    does with objects that are left, such as to remove a `NamedTemporaryFile`, it does not do here.
     """
     threading._shutdown()  # type: ignore[attr-defined] # idle pools are let go first, then joined
     atexit._run_exitfuncs()

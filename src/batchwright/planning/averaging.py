@@ -12,7 +12,7 @@ accuracies 0.5, 2 and 5 points below the final one earliest, in trainings of 12 
 (docs/log.md)."""
 _EARLIER = 0.86
 """Epochs until an average reaches an accuracy over those until the weights reach it: the mean over
-twelve trainings of four tasks."""
+twelve trainings of four tasks (docs/decisions/0076)."""
 STRETCH = 2
 """Epochs of a schedule over the epochs that its target is likely to take. While the rate is high,
 an average is more accurate than a whole training of as many epochs at its end, so the target comes

@@ -301,13 +301,13 @@ def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> st
                 return ""
             largest = max(largest, *sizes)
     whose = "each worker steps by itself, in one pass" if served else "one worker in one pass"
-    how = f"micro_batch={-(-largest // 2)} would cut it into two"
+    more = "" if served else ", and so would more workers"
+    how = f"micro_batch={-(-largest // 2)} would cut it into two{more}"
     if largest < 2 * least:
         how = f"{largest} samples cannot be cut, so it takes a larger batch"
-    more = "" if served else ", and so would more workers"
     return (
         "Training will not measure the gradient noise scale: parts of a step tell it, and here a "
-        f"step has one ({whose}); {how}{more}."
+        f"step has one ({whose}); {how}."
     )
 
 

@@ -21,6 +21,7 @@ POINTS = 240
 """Points of a schedule, spread evenly; each change of the schedule adds some."""
 
 _BEFORE = 1e-9  # share of all epochs: the distance of a point just before a change
+_Sized = tuple[ScheduleRow, int]  # a row, and its global batch
 _KEPT_REASONS = ("learning rate", "warm-up", "decay", "global batch", "stages", "preset")
 
 
@@ -32,6 +33,7 @@ def rate_schedule(plan: Plan) -> RateSchedule:
     """
     rule = plan.learning_rate
     rows, batch = _rows(plan), _top_batch(plan)
+    sized = [(row, row.global_batch_size) for row in rows]  # a sum over all workers, made once
     meant = scaled_rate(rule.base, rule.base_batch, batch, rule.scaling)
     until = min(rule.warmup_epochs, float(plan.epochs))
     return RateSchedule(
@@ -43,9 +45,9 @@ def rate_schedule(plan: Plan) -> RateSchedule:
         ags=plan.ags,
         epochs=plan.epochs,
         samples_per_epoch=plan.data.train_samples,
-        warmup_steps=_steps_before(rows, until, plan.data.train_samples),
+        warmup_steps=_steps_before(sized, until, plan.data.train_samples),
         rows=rows,
-        points=_points(plan, rows),
+        points=_points(plan, sized),
         reasons=tuple(one for one in plan.reasons if one.choice in _KEPT_REASONS),
         doubts=_doubts(plan),
     )
@@ -88,26 +90,26 @@ def _top_batch(plan: Plan) -> int:
     return top.global_batch_size if plan.server is None else max(top.local_batch_sizes)
 
 
-def _steps_before(rows: Sequence[ScheduleRow], epoch: float, samples: int) -> int | None:
+def _steps_before(rows: Sequence[_Sized], epoch: float, samples: int) -> int | None:
     """Number of updates that begin before ``epoch`` epochs have been seen; `None` with a server."""
     steps = 0
-    for row in rows:
+    for row, batch in rows:
         if row.steps_per_epoch is None:
             return None
         if epoch <= row.start:
             break
         whole, part = divmod(min(epoch, row.end) - row.start, 1)
         # Rounding may leave the quotient a little above a whole number of steps.
-        begun = ceil(part * samples / row.global_batch_size - 1e-6)
+        begun = ceil(part * samples / batch - 1e-6)
         steps += int(whole) * row.steps_per_epoch + min(begun, row.steps_per_epoch)
     return steps
 
 
-def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...]:
-    happens, samples = _happens(plan, rows), plan.data.train_samples
+def _points(plan: Plan, rows: Sequence[_Sized]) -> tuple[SchedulePoint, ...]:
+    happens, samples = _happens(plan, [row for row, _ in rows]), plan.data.train_samples
     found: list[SchedulePoint] = []
     for start, end in pairwise(sorted(happens)):
-        row = next(index for index, one in enumerate(rows) if one.start <= start < one.end)
+        row = next(at for at, (one, _) in enumerate(rows) if one.start <= start < one.end)
         first = _point(plan, rows, row, start, happens[start])
         if found and isclose(found[-1].learning_rate, first.learning_rate, rel_tol=1e-6):
             found.pop()  # the rate does not jump here, so one point is enough
@@ -146,7 +148,7 @@ def _happens(plan: Plan, rows: Sequence[ScheduleRow]) -> dict[float, str]:
 
 
 def _point(
-    plan: Plan, rows: Sequence[ScheduleRow], row: int, epoch: float, what: str = ""
+    plan: Plan, rows: Sequence[_Sized], row: int, epoch: float, what: str = ""
 ) -> SchedulePoint:
     samples = plan.data.train_samples
     factor = rate_factor(

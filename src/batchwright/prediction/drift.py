@@ -26,7 +26,8 @@ LATER_VISITS = 5
 
 SHARED_DRIFT = 0.5
 """Share of a visit's drift, as a variance, that all visits of that time have in common. A line
-through many points does not average it out. Measured on a shared machine of 2 cores: 0.35 to 0.5.
+through many points does not average it out. Assumed; see docs/log.md, what makes up the interval of
+a step time.
 """
 
 HANDING_OVER = 0.3

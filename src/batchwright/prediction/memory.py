@@ -41,6 +41,7 @@ from batchwright.records import (
     OutOfMemory,
     Profile,
 )
+from batchwright.records.text.formatting import percent
 from batchwright.records.text.problems import described
 
 MARGIN = {"cpu": 0.005, "cuda": 0.03}
@@ -50,8 +51,7 @@ RESIDENT_ERROR = 0.05
 """Assumed relative standard error of a resident size, by what the allocator keeps."""
 
 RESIDENT_SLOPE, RESIDENT_SLOPE_ERROR = 1.5, 0.5
-"""Resident bytes for each byte of tensors in a measured step, and the standard error. Assumed: 1.0
-to 2.1 were measured where batches were up to 32 times as large as the smallest."""
+"""Assumed resident bytes for each byte of tensors in a measured step, and the standard error."""
 
 HELD, HELD_ERROR = 0.5, 0.35
 """Resident bytes that the heap of a training holds beyond those of a measured step, for each byte
@@ -324,7 +324,8 @@ def fit_memory(
     notes = []
     if violation > MARGIN[device]:
         notes.append(
-            f"memory peaks stray from a convex curve by up to {violation:.1%}: the margin is wider"
+            f"memory peaks stray from a convex curve by up to {percent(violation)}: the margin is "
+            "wider"
         )
     if parts is None:
         notes.append(

@@ -59,7 +59,7 @@ from batchwright.prediction.fit import (
 )
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, percent
 
 
 class _Law(Protocol):
@@ -590,7 +590,7 @@ def _notes(
     if not fitted.drift.degrees:
         notes.append(
             f"too few points were visited twice to see how repeatable this machine is: a drift of "
-            f"{fitted.drift.share:.0%} is assumed"
+            f"{percent(fitted.drift.share, 0)} is assumed"
         )
     if overlap is None and max(workers for workers, _ in fitted.groups) > 1:
         why = "the exchange is too short beside computing" if collectives else "none was timed"

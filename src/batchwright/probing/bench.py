@@ -188,8 +188,8 @@ class Bench:
                 raise
             raise JobError(
                 f"{SMALLEST_BATCH} images at {side} px: a step takes more memory than there is: "
-                "choose a smaller network or resolution, or fewer workers "
-                f"({in_words(short)})"
+                f"choose a smaller network or resolution"
+                f"{', or fewer workers' * (self.group.size > 1)} ({in_words(short)})"
             ) from error
         while self._precision in NARROW and not self.scale.good_steps and self.scale.scale > 1:
             self.step(supply)  # the scale was too large: the step before was left out

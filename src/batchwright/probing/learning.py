@@ -119,7 +119,8 @@ def run_trials(
             arms = tuple(arm for arm in question.arms if arm.batch < wanted.arm.batch)
             question = replace(question, arms=arms)
             if not (arms and visitor.may_restart):
-                note = f"no trial followed one of {wanted}: {why}; choose fewer workers"
+                less = "fewer workers" if wanted.arm.workers > 1 else "a smaller network"
+                note = f"no trial followed one of {wanted}: {why}; choose {less}"
     return profile.model_copy(update={"trials": tuple(trials), "trials_note": note})
 
 

@@ -257,10 +257,8 @@ class Visitor:
             self._restarts += 1
             self._too_little_shared = killed.shared
         if self._restarts > MAX_RESTARTS:
-            remedy = (
-                " (out of memory?): set goal.memory to what a worker may use, or choose fewer "
-                "workers"
-            )
+            remedy = " (out of memory?): set goal.memory to what a worker may use"
+            remedy += ", or choose fewer workers" * (self._workers > 1)
             if self._too_little_shared:
                 remedy = f": {TOO_LITTLE_SHARED}"
             times = f"workers were killed {self._restarts} times, last while {what}"
@@ -378,7 +376,8 @@ class Visitor:
         needed = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
         return JobError(
             f"{point}: a step takes {needed}, and a worker may use {self.limit / 2**20:.0f} MiB: "
-            "choose a smaller network or resolution, fewer workers, or more goal.memory"
+            f"choose a smaller network or resolution, {'fewer workers, ' * (point.workers > 1)}or "
+            "more goal.memory"
         )
 
     def _guess(self, point: Point, *, recompute: bool = False) -> int | None:
@@ -511,7 +510,9 @@ class Visitor:
         except Killed:
             raise WorkerError(
                 f"network={self.job.network}: a worker was killed while it built the network and "
-                "took a first step (out of memory?): choose a smaller one, or fewer workers"
+                "took a first step (out of memory?): choose a smaller one"
+                + ", or fewer workers"
+                * (self._workers > 1)
             ) from None
         if self.prepared.no_graphs:
             raise JobError(

@@ -52,7 +52,7 @@ class JobFields(Keys):
         min_length=1,
         description=f"{listed(one.form for one in DATA.own.values())}, or "
         "an import string `package.module:function` that returns (train, validation, class names). "
-        "Each in two lines: [data](data.md).",
+        "What each reads: [data](data.md).",
     )
     data_args: Arguments = Field(
         NO_ARGUMENTS,

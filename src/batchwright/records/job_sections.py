@@ -544,7 +544,8 @@ class Goal(Keys):
         0.10,
         gt=0,
         lt=1,
-        description="Plan again where measured times differ by more than this share.",
+        description="Share by which a run's epoch times may miss the prediction. Beyond it the run "
+        "tells at its end what a new plan would choose, and a service offers one meanwhile.",
     )
 
     @model_validator(mode="before")

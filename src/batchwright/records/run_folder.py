@@ -46,6 +46,7 @@ from batchwright.storage.files import (
     is_file,
     is_folder,
     is_there,
+    is_unfinished,
     make_folder,
     refusal,
 )
@@ -119,7 +120,10 @@ def _refuse_filled(folder: Path) -> None:
     if not is_there(folder):
         return
     known = {LOCK_FILE, LAUNCH_FILE}
-    if not is_folder(folder) or any(path.name not in known for path in folder.iterdir()):
+    # A process that was killed before its first file was complete has begun no run.
+    if not is_folder(folder) or any(
+        path.name not in known and not is_unfinished(path) for path in folder.iterdir()
+    ):
         run = any(is_there(folder / name) for name in ("job.yaml", *_WHOLE))
         how = ", or continue its run with --resume" if run else ""
         raise FileError(f"{folder} exists and is not empty: choose another --out{how}")

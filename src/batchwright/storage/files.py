@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ LONGEST_NAME = 255
 
 _PIECE = 65536  # bytes that `end_of_lines` reads at a time
 _INSTEAD = "choose another place"
+_ASIDE = re.compile(r"\..+\.([0-9a-f]{8}|writing)")  # names of files that are being written
 
 
 def is_there(path: str | Path) -> bool:
@@ -100,6 +102,11 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise refusal(path, error) from error
         raise
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is being written, or is what a killed process left of writing it."""
+    return _ASIDE.fullmatch(path.name) is not None
 
 
 def refusal(path: Path, error: OSError, instead: str = _INSTEAD) -> FileError:

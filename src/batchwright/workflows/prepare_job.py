@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.algorithms.dual_batch import largest_extra_time
-from batchwright.algorithms.partition import apportion
+from batchwright.algorithms.partition import split_evenly
 from batchwright.algorithms.simulated_clock import Cluster, step_times
 from batchwright.distributed.joining.environments import Started, joined
 from batchwright.distributed.launch import refuse_busy_port
@@ -192,7 +192,7 @@ def _check_batch(job: Job, data: DataFacts, least: int) -> None:
     if job.micro_batch != "auto":
         check_micro_batches(local, job.micro_batch, least)
     if job.global_batch != "auto" and not job.method_spec.served:
-        check_step(job, apportion([1] * workers, job.global_batch), least, least)
+        check_step(job, split_evenly(job.global_batch, workers), least, least)
         check_least(job, job.global_batch)
 
 

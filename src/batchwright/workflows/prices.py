@@ -368,7 +368,7 @@ def _offers(
     if not names:
         return
     rows = offered[max(names, key=len)]
-    count = max(max(count for *_, count in rows), most or 0)
+    count = most or max(count for *_, count in rows)
     prices = [price for price, *_ in rows if price is not None]
     spots = [spot for _, spot, _ in rows if spot is not None]
     if prices:

@@ -1,18 +1,16 @@
 """Settings of glibc's memory allocator in processes that train.
 
 **Thresholds.** By default the allocator hands large freed blocks back to the kernel, and each
-training step faults them in again. With higher mmap and trim thresholds it keeps them. Measured
-with resnet8 at 32 px on two cores, float32, page faults and milliseconds per step: at batch 128
-14,600 and 59 became 260 and 44; at batch 512 167,000 and 355 became fewer than 400 and 200. A mmap
-threshold of 32 MiB, where glibc's own adaptation ends, leaves 15,000 faults at batch 512.
+training step faults them in again. With higher mmap and trim thresholds it keeps them. A mmap
+threshold of 32 MiB, where glibc's own adaptation ends, is too low for large batches (docs/log.md,
+the allocator was half of the large-batch mystery).
 
 **Pieces.** PyTorch aligns tensors. For that, glibc before 2.38 allocates 96 bytes more and frees
 the rest as a small piece, which it does not join with its neighbours: after a tensor is freed,
-another of the same size does not fit into its place. If pieces are joined at once, the heap of
-resnet8 at batch 256 grows by 1.4 bytes in place of 2.4 for each of a step's tensors, and steps take
-up to 4 % less time. This setting works only if it is made before a process starts, so not in
-processes that the user starts. It is not made on a machine with a GPU: the tensors are on the GPU,
-and the host's part of a step takes 8 % longer with it (210 tensors, 3.8 and 4.1 ms).
+another of the same size does not fit into its place. If pieces are joined at once, the heap grows
+less and steps are quicker (docs/decisions/0008 has figures). This setting works only if it is made
+before a process starts, so not in processes that the user starts. It is not made on a machine with
+a GPU: the tensors are on the GPU, and the host's part of a step takes longer with it.
 
 Nothing is changed where the user has set up the allocator, or preloads another one.
 """

@@ -7,9 +7,8 @@ A loop of your own:
         ...
 
 `torch.optim.Muon` does this for matrices alone, in bfloat16, which processors without that format
-emulate: 55 ms a step of `resnet8` on one busy core, where float32 takes 14. So the few lines of
-arithmetic are our own, and tests compare them with torch's bit by bit. The equations are in
-docs/methods.md.
+emulate, slowly (docs/decisions/0026). So the few lines of arithmetic are our own, and tests compare
+them with torch's bit by bit. The equations are in docs/methods.md.
 """
 
 from __future__ import annotations

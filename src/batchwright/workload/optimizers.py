@@ -37,8 +37,7 @@ def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.o
 def sgd(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
     """SGD with Nesterov's or plain momentum, with weight decay in its first group.
 
-    It is fused: one pass over the weights of `resnet8` takes 0.1 ms on two cores, a loop over its
-    tensors 0.2 ms (AdamW: 0.2 and 0.5 ms).
+    It is fused: one pass over the weights in place of a loop over the tensors.
     """
     return without_compiler(torch.optim.SGD)(
         decaying_and_other(network, job),

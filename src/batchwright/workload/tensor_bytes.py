@@ -47,7 +47,7 @@ def counting_tensors() -> Iterator[Callable[[], int]]:
             highest = max(highest, live)
         return highest
 
-    # `torch.profiler` would import the compiler, which takes 1.4 s.
+    # `torch.profiler` would import the compiler.
     with _without_profiler_lines(), profile(profile_memory=True) as profiler:
         yield highest_sum
 

@@ -159,11 +159,13 @@ def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> Non
                 + (", or state the network with link.latency and link.bandwidth" if beyond else "")
             )
     most, measured = max(kind.count for kind in kinds), counts[-1]
+    most = min(most, job.goal.max_workers or most)
     if most > measured and not link_given(job.link):
         name = "goal.kinds" if job.goal.kinds else "goal.max_workers"
         raise PlanError(
             f"{name} allows {most} workers, at most {measured} were measured together: probe with "
-            f"workers={most}, or state the network with link.latency and link.bandwidth"
+            f"workers={most}, give goal.max_workers={measured}, or state the network with "
+            "link.latency and link.bandwidth"
         )
 
 

@@ -12,6 +12,7 @@ from batchwright.planning.methods.layout import Layout, laid_out
 from batchwright.planning.methods.time_models import Measured, Stated
 from batchwright.planning.methods.two_groups import (
     large_batches_of,
+    refuse_too_many,
     served_in_time,
     served_level,
 )
@@ -35,7 +36,11 @@ def two_groups(
         times: Step times, and what was chosen for `plain`.
         schedule: The schedule of resolutions; `None`: the highest throughout.
         optimizer: The reason for the optimizer, if it is to stand beside the rate's.
+
+    Raises:
+        PlanError: There are too many workers, or as `served_in_time` raises.
     """
+    refuse_too_many(job.method, times.workers)
     samples = times.data.train_samples
     levels = sides(job) if schedule is not None else (max(sides(job)),)
     top = times.large_batch()

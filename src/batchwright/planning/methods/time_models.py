@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from batchwright.algorithms.batch_size import candidates
 from batchwright.algorithms.dual_batch import Relative
-from batchwright.algorithms.partition import apportion
+from batchwright.algorithms.partition import apportion, split_evenly
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.choice import Choice
 from batchwright.planning.candidates.local_batches import local_batches, shares_by_kind, split
@@ -437,7 +437,7 @@ def stated_times(
         why += "; nothing was measured."
     if local and sum(local) != batch:
         raise PlanError(f"local batches {list(local)} do not add up to global_batch={batch}")
-    local = local or tuple(apportion([1] * workers, batch))
+    local = local or tuple(split_evenly(batch, workers))
     times = Stated(job, data, network, workers, local, (why, source))
     times.level(top, batch)  # refuses a batch that is too large or too small
     check_bounds(job, local)

@@ -33,6 +33,7 @@ SMALL_ENOUGH = 0.5
 """Largest small batch, as a share of the large one, where a deadline decides how many workers have
 it."""
 
+_MOST_BY_ONE = 20_000  # workers, where each is computed by itself
 _SHORTENINGS = 30  # most times that the extra time is shortened to keep a deadline
 
 Level = Mapping[str, Any]
@@ -120,6 +121,19 @@ def _largest_that_fit(
             "round, which leaves no batch: give fewer steps, or fewer workers"
         )
     return Chosen(tuple(min(room, most) for room in known), why, "predicted", PAPER)
+
+
+def refuse_too_many(method: str, workers: int) -> None:
+    """Refuse more workers than can be gone through one by one.
+
+    Raises:
+        PlanError: There are too many.
+    """
+    if workers > _MOST_BY_ONE:
+        raise PlanError(
+            f"workers={workers}: with method={method} each worker is computed by itself, which "
+            f"would take too long: give {_MOST_BY_ONE} or less"
+        )
 
 
 def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:

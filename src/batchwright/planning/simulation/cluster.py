@@ -12,7 +12,7 @@ are first summed inside the hosts: :math:`t_{ring}(g) + t(n / g)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -212,7 +212,7 @@ class ImaginedCluster:
             steps, last = steps_per_epoch(samples, min(batch, samples), self.workers)
             usual = slopes * batches + fixed
             ending = slopes * batches * last / batch + fixed
-            exchange = 0.0 if self.plan.server else self._exchange_seconds(stage, batches, line)
+            exchange = 0.0 if self.plan.server else self._exchange_seconds(stage, batches, each)
             rows.append(
                 Row(
                     epochs=stage.epochs,
@@ -341,9 +341,12 @@ class ImaginedCluster:
         self,
         stage: Stage,
         batches: npt.NDArray[np.int64],
-        lines: Mapping[int, Sequence[float]],
+        lines: Floats,
     ) -> float:
-        """Seconds that exchanging gradients adds to the slowest worker's computing in a step."""
+        """Seconds that exchanging gradients adds to the slowest worker's computing in a step.
+
+        ``lines`` has seconds per sample and fixed seconds of each worker, (workers, 2).
+        """
         if self.workers == 1:
             return 0.0
         stated = self.scenario.latency is not None or self.scenario.workers_per_host > 1
@@ -355,16 +358,15 @@ class ImaginedCluster:
         if as_planned and included:
             return 0.0
 
-        def slowest(ranks: Iterable[int], sizes: Iterable[int]) -> float:
-            each = zip(ranks, sizes, strict=True)
-            return max(float(lines[rank][0] * size + lines[rank][1]) for rank, size in each)
+        def slowest(sizes: Sequence[int] | npt.NDArray[np.int64]) -> float:
+            return float((lines[:, 0] * np.asarray(sizes) + lines[:, 1]).max())
 
         epoch = stage.predicted_epoch_seconds
         if as_planned and epoch is not None and not self.plan.job.launcher.simulated:
-            own = slowest(range(self.workers), stage.local_batch_sizes)
+            own = slowest(stage.local_batch_sizes)
             steps = self.plan.data.train_samples / stage.global_batch_size
             return max(epoch.value / steps - own, 0.0)
-        computing = slowest(self.like.tolist(), batches.tolist())
+        computing = slowest(batches)
         if kind is not None and not stated and self.workers <= kind.measured[-1]:
             step = self.workers, stage.resolution, int(batches[0])
             whole, alone = kind.seconds(*step), kind.computing(*step)
@@ -442,7 +444,8 @@ class ImaginedCluster:
         if self.scenario.preemptions_per_hour is not None:
             return self.scenario.preemptions_per_hour
         goal = self.plan.job.goal
-        found = np.array([goal.preemptions_of(name) for name in self._kind_names])
+        often = {name: goal.preemptions_of(name) for name in set(self._kind_names)}
+        found = np.array([often[name] for name in self._kind_names])
         return float(found[self.like].mean())
 
     @cached_property

@@ -19,6 +19,7 @@ import numpy as np
 
 from batchwright.algorithms.balancer import Balancer
 from batchwright.errors import PlanError
+from batchwright.planning.methods.two_groups import refuse_too_many
 from batchwright.planning.simulation.cluster import Floats, ImaginedCluster, Row
 from batchwright.planning.simulation.failures import (
     MAX_SPANS,
@@ -50,10 +51,9 @@ from batchwright.records.clusters.simulation import (
 )
 
 _HOUR = 3600.0
-_MAX_STEPS = 2**24  # steps of all workers that are simulated, in all rows of a repeat
+_MAX_STEPS = 2**22  # steps of all workers that are simulated, in all rows of a repeat
 _MAX_EVENTS = 200_000  # rounds of all workers that are simulated, in a row and repeat with a server
 _FEWEST = 3  # steps or rounds of each worker that are simulated
-_MOST_BY_ONE = 20_000  # workers, where each is simulated by itself
 _SPEEDS, _STEPS, _LOSSES = range(3)  # streams of random numbers of a repeat
 
 
@@ -144,11 +144,8 @@ class _SimulatedTrainings:
         self._plan, self.scenario = plan, scenario
         self._cluster = cluster = ImaginedCluster(plan, scenario, workers, profiles)
         self._balances = bool(plan.method_spec.balancer) and workers > 1
-        if workers > _MOST_BY_ONE and (plan.server is not None or self._balances):
-            raise PlanError(
-                f"workers={workers}: with method={plan.method} each worker is simulated by itself, "
-                f"which would take too long: give {_MOST_BY_ONE} or less"
-            )
+        if plan.server is not None or self._balances:
+            refuse_too_many(plan.method, workers)
         self._rows = cluster.rows()
         if scenario.rebalance_steps is not None and not plan.method_spec.balancer:
             raise PlanError(

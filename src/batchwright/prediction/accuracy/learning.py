@@ -75,7 +75,8 @@ small critical batch, and long trainings are predicted to lose more by a large b
 
 FORM_ERROR = 0.25
 """Standard error of logit u for each e-fold beyond the longest observed training, as the line may
-bend. Without it the intervals of trainings four times as long held 28 of 42."""
+bend: without it the intervals of trainings four times as long were too narrow (docs/log.md, the
+learning curve)."""
 SHORTER_ERROR = 0.1
 """Standard error of logit u of an observation for each e-fold below the longest one, which so has
 more weight."""
@@ -442,7 +443,8 @@ costs about as much as a short training loses by its steps at a low rate, so the
 
 AVERAGED = Normal(-0.15, 0.3)
 """`AT_PEAK` for an average of the weights over half an epoch: in 19 trainings its logit was so far
-above that of the weights, by least squares over all epochs, and equal to it at the end."""
+above that of the weights, by least squares over all epochs, and equal to it at the end
+(docs/log.md, averages of weights on the way to a target)."""
 
 
 def falls_short(factor: float, last: float, *, averaged: bool = False) -> Normal:

@@ -17,8 +17,8 @@ from batchwright.probing.measure.timing import from_rank_0, now
 from batchwright.records import Estimate
 
 WORTHWHILE = 0.99
-"""The second way is chosen where a step takes at most this share of its time in the first. A
-comparison is right to 2 % or so, and the wrong choice is to cost 3 % at most."""
+"""The second way is chosen where a step takes at most this share of its time in the first. The
+wrong choice is to cost 3 % at most (`benchmarks.first_contact`)."""
 
 MIN_SECONDS = 1.0
 """Least seconds for a comparison, however small the budget: with less time the batch would be so

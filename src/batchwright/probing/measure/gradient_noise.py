@@ -29,8 +29,7 @@ from batchwright.probing.measure.timing import from_rank_0, now
 from batchwright.records import GradientNoise
 
 WARM_UP_SAMPLES = 2048
-"""Most samples of the warm-up, over all workers. On five workloads the noise scale has come to
-within a factor of two of the first epoch's by then, most of it in the first half."""
+"""Most samples of the warm-up, over all workers."""
 
 # Fewest samples of the warm-up: with fewer, the scale is that of the starting weights, which is
 # several times too low.

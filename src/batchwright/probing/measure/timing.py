@@ -49,9 +49,9 @@ def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
 def mean_step(steps: Sequence[tuple[float, float]]) -> MeanStep:
     """Mean of a visit's steps, each given as seconds of computing and of waiting.
 
-    The mean lies above the median, the more the longer the tail: by 1 % with one worker, by up to
-    18 % where two workers with short steps wait for each other. A step that takes more than three
-    times the median counts as three times the median.
+    The mean lies above the median, the more the longer the tail, most where workers with short
+    steps wait for each other (docs/decisions/0084). A step that takes more than three times the
+    median counts as three times the median.
     """
     whole = [compute + sync for compute, sync in steps]
     most = _MOST_MEDIANS * median(whole)

@@ -95,7 +95,9 @@ class Scenario(Keys):
         "the plan, or as measured where so many workers were, else 125e6 (assumed).",
     )
     exchange: Literal["ring", "tree"] = Field(
-        "ring", description="How gradients are summed between hosts."
+        "ring",
+        description="How gradients are summed between hosts: in a `ring`, or by double binary "
+        "trees (`tree`).",
     )
     workers_per_host: Count = Field(
         1,

@@ -6,15 +6,13 @@ from batchwright.records.profile import MachineLoad
 from batchwright.records.text.formatting import counted, percent
 
 BUSY_SHARE = 0.05
-"""Share of the cores from which on the work of others is reported. Measured on two cores: 0.35 to
-0.5 beside a program that never waits, below 0.01 beside programs that mostly wait and a display."""
+"""Share of the cores from which on the work of others is reported."""
 
 IDLE_SHARE = 0.5
 """Idle share of the cores above which the work of others cannot have disturbed ours."""
 
 UNSTEADY = 0.5
-"""Scatter between visits from which on it is reported whatever its cause. In short probes on a
-quiet machine it was up to 0.27."""
+"""Scatter between visits from which on it is reported whatever its cause."""
 
 
 def load_words(load: MachineLoad | None) -> str:

@@ -65,8 +65,7 @@ def seed_item(seed: int, epoch: int, index: int) -> None:
     """Seed all generators except a GPU's for one item of a data set.
 
     The seeds are halves of one 64-bit output of SplitMix64, so that NumPy's and PyTorch's streams,
-    which are of one kind, differ. Measured: 8 microseconds, of which Python's generator takes 4;
-    `numpy.random.SeedSequence` alone takes 6.
+    which are of one kind, differ. That takes microseconds (docs/log.md, seeds of items).
 
     References:
         Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators, OOPSLA.

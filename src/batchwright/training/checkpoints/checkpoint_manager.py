@@ -116,14 +116,11 @@ class CheckpointManager:
     of all workers; each worker's own buffers and random numbers stand beside it. Where the plan
     averages weights, ``average`` is what was evaluated, in the same form.
 
-    Training waits for a copy of the state only. Rank 0 writes it from a thread of its own: `check`
-    raises if that failed, `settle` alone waits for it, however long the disk takes. A ``best`` that
-    still waits for the disk is replaced by the next one; ``last`` is due again once the one before
-    is written. So of each name one copy waits at most.
-
-    Measured on two busy cores, with one worker and SGD with momentum: a checkpoint of `resnet18`
-    (90 MB) holds training up for 24 ms, and for 229 ms where training itself writes and syncs the
-    file; one of `resnet8` for 3 ms and 14 ms.
+    Training waits for a copy of the state only (docs/log.md, checkpoints beside the training). Rank
+    0 writes it from a thread of its own: `check` raises if that failed, `settle` alone waits for
+    it, however long the disk takes. A ``best`` that still waits for the disk is replaced by the
+    next one; ``last`` is due again once the one before is written. So of each name one copy waits
+    at most.
 
     Args:
         folder: The run folder; ``None`` keeps nothing.

@@ -166,8 +166,8 @@ def _flat(tensors: Sequence[Tensor], empty: torch.dtype) -> Tensor:
         return torch.empty(0, dtype=empty)
     # Memory formats differ (channels last); `reshape` reads all in the logical order.
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    # In one piece, since each copy from a GPU takes time of its own, and into pinned memory: into
-    # other memory 43 MiB took an H100 31 ms.
+    # In one piece, since each copy from a GPU takes time of its own, and into pinned memory, which
+    # is quicker.
     return fetched(flat)
 
 

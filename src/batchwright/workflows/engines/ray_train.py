@@ -125,7 +125,7 @@ def _workers(nodes: Sequence[Mapping[str, Any]], job: Job) -> int:
         raise JobError(
             f"workers={wanted} with ray.cpus_per_worker={job.ray.cpus:g} and "
             f"ray.gpus_per_worker={job.ray.gpus_per_worker}: the Ray cluster has room for {room}; "
-            "give fewer workers, or less to each, or start more machines first"
+            f"give {'fewer workers, or ' * (wanted > 1)}less to each, or start more machines first"
         )
     return wanted
 

@@ -192,7 +192,7 @@ class Planner:
     # -------------------------------------------------------------------------------------- opening
 
     def _take(self, cells: Sequence[Cell], plan: Plan) -> None:
-        """Keep the plan for each seed's cell, with that seed's data: it may draw a held-out set."""
+        """Keep the plan for each seed's cell."""
         # A single worker without a server computes the same in the cell's own process.
         alone = plan.job.launcher.processes and plan.workers == 1 and plan.server is None
         start = {"launch": "in-process"} if alone else {}
@@ -202,8 +202,7 @@ class Planner:
             self.plans[cell.name] = plan.model_copy(update={"job": job, "data": data})
 
     def _data_of(self, job: Job) -> DataFacts:
-        drawn = job.seed if job.val is not None else None
-        key = json.dumps([job.data, job.data_args, job.val, job.unreadable, job.resolutions, drawn])
+        key = json.dumps([job.data, job.data_args, job.val, job.unreadable, job.resolutions])
         if key not in self._data:
             self._data[key] = data_facts(job)
         self.facts = self.facts or self._data[key]

@@ -131,7 +131,9 @@ def arranged(
         follow = shares in (None, "follow")
         if total > samples:
             most = samples // (workers * passes)
-            fewer = f"{words['batch']}={most} or less" if most else "fewer workers or passes"
+            fewer = f"fewer {'workers or ' * (workers > 1)}passes"
+            if most:
+                fewer = f"{words['batch']}={most} or less"
             raise PlanError(
                 f"{words['batch']}={batch} on {counted(workers, 'worker')} with "
                 f"{words['accumulation']}={passes} makes steps of {total} samples, and the "

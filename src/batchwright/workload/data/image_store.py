@@ -34,8 +34,7 @@ class ImageStore:
     """The images of one part (training or held-out) of a data set, for reading only.
 
     All workers share one copy in the page cache; a copy in each worker's own memory would not be
-    faster. Gathering random CIFAR images takes 1.5 us an image from either; 10 us in the first
-    epoch if the file must come from the disk, unless its digest was verified before.
+    faster (docs/log.md, the data path).
 
     Args:
         pixels: uint8, flat: image after image, each of height x width x 3 values.
@@ -93,8 +92,8 @@ class ImageStore:
     ) -> torch.Tensor:
         """A square out of each of some images: uint8 (n, side, side, 3).
 
-        All rows of all squares are copied at once, as byte ranges: for 128 squares of 160 px, 6 ms
-        instead of 20 ms image by image, and 0.6 ms instead of 5 ms at 88 px.
+        All rows of all squares are copied at once, as byte ranges, which is quicker than image by
+        image (docs/log.md, the data path at low resolutions).
 
         Args:
             indices: Indices of the images, int64 (n,).

@@ -64,8 +64,8 @@ def open_store(
         recipe: JSON values that determine the content of the store; stores are found by them.
         build: Adds every image of both parts to the writer, and returns the facts.
         progress: Called while another process is waited for.
-        verify: Whether to compare the files with their digests (about 0.5 s a gigabyte). Sizes are
-            always compared. A process whose parent has just verified the store need not.
+        verify: Whether to compare the files with their digests, for which they are read whole.
+            Sizes are always compared. A process whose parent has just verified the store need not.
 
     Raises:
         FileError: The cache folder cannot be written, or is full.
