@@ -10,11 +10,12 @@ torchrun that is started here and the verbs that a sweep or an agent runs. Where
 
     python -m forked FOLDER IN OUT ERR [-m] PROGRAM WORDS...
 
-IN, OUT and ERR are paths, or ``&`` and the number of what is open already. A command ends as the
-installed one does, which Python does not take apart; a script, and what ``-m`` stands before, as
-any other. The variable FORKED_ON names a network namespace and a host name, ``SPACE NAME``, and
-moves it there; FORKED_BRIEFLY, which `forking` sets, leaves figures of reports empty, and has two
-batch sizes measured side by side once, not until they agree: either takes seconds of each run.
+IN, OUT and ERR are paths, or ``&`` and the number of what is open already. All end as the installed
+command does, which Python does not take apart: it would unload all that was imported, and so copy
+the memory that it shares. The variable FORKED_ON names a network namespace and a host name, ``SPACE
+NAME``, and moves it there; FORKED_BRIEFLY, which `forking` sets, leaves figures of reports empty,
+and has two batch sizes measured side by side once, not until they agree: either takes seconds of
+each run.
 """
 
 from __future__ import annotations
@@ -468,7 +469,7 @@ def _run(program: str, starting: Callable[[], AbstractContextManager[None]]) -> 
 
 if __name__ == "__main__":
     folder, read, out, err, program, *words = sys.argv[1:]
-    if as_module := program == "-m":
+    if program == "-m":
         program, *words = words
     for number, path, mode in ((0, read, "rb"), (1, out, "wb"), (2, err, "wb")):
         if path.startswith("&"):  # it is open already
@@ -500,7 +501,4 @@ if __name__ == "__main__":
     starting = _forking_workers if program == TORCHRUN else nullcontext
     if words[:1] in (["sweep"], ["agent"]):
         starting = _forking_verbs
-    if as_module or program.endswith(".py"):
-        _run(program, starting)
-    else:
-        end_with(partial(_run, program, starting))
+    end_with(partial(_run, program, starting))

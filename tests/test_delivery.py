@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Estimate, Job
 from batchwright.records.documents import write_record
 from batchwright.records.text.formatting import percent
+from batchwright.reporting.render import figures
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.workflows.delivery.model_card import model_card
 from batchwright.workload.data.sources import open_data
@@ -31,7 +33,8 @@ def trained(folder, **keys):
     network = make_network(name=job.network, least_side=4)
     plan = plan_without_profile(job, open_data(job).facts, network)
     named = {k: v for k, v in keys.items() if k in ("network", "data")}
-    return bw.train(plan, run_folder=folder, **named)
+    with mock.patch.multiple(figures, figure=lambda *_, **__: None, file_bytes=lambda *_: b""):
+        return bw.train(plan, run_folder=folder, **named)  # as with the fixture `undrawn`
 
 
 @pytest.fixture(scope="module")

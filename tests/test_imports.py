@@ -136,7 +136,7 @@ def imports_in(path: Path) -> list[tuple[int, str]]:
 
 
 def imports_below(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in statements_in(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -144,6 +144,14 @@ def imports_below(tree: ast.AST) -> Iterator[tuple[int, str]]:
             assert not node.level, f"line {node.lineno}: relative import"
             for alias in node.names:
                 yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def statements_in(tree: ast.AST) -> Iterator[ast.AST]:
+    """A block and all statements in it; most of a tree is expressions, which import nothing."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.expr):
+            yield from statements_in(node)
 
 
 def room_first(imported: str) -> str:

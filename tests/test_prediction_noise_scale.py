@@ -15,13 +15,13 @@ TRUE_TRACE = float(np.sum(DEVIATION**2))
 TRUE_SQR_NORM = float(np.sum(TRUE_GRADIENT**2))
 
 
-def norms(rng, sizes):
-    """S and |g|^2 of mean gradients over parts of the given sizes."""
-    noise = rng.standard_normal((len(sizes), DIMENSIONS)) * DEVIATION
+def norms(rng, sizes, draws):
+    """S and |g|^2 of mean gradients over parts of the given sizes, each of so many draws."""
+    noise = rng.standard_normal((draws, len(sizes), DIMENSIONS)) * DEVIATION
     parts = TRUE_GRADIENT + noise / np.sqrt(np.array(sizes))[:, None]
     shares = np.array(sizes) / sum(sizes)
     whole = shares @ parts
-    return float(shares @ np.sum(parts**2, axis=1)), float(whole @ whole)
+    return np.sum(parts**2, axis=2) @ shares, np.sum(whole**2, axis=1)
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ def norms(rng, sizes):
 )
 def test_estimates_are_unbiased_for_any_split(sizes):
     rng = np.random.default_rng(0)
-    drawn = np.array(
-        [estimate(*norms(rng, sizes), parts=len(sizes), batch=128) for _ in range(20_000)]
+    drawn = np.hstack(
+        [estimate(*norms(rng, sizes, 1000), parts=len(sizes), batch=128) for _ in range(20)]
     )
-    error = drawn.std(axis=0) / np.sqrt(len(drawn))
-    trace, sqr_norm = drawn.mean(axis=0)
+    error = drawn.std(axis=1) / np.sqrt(drawn.shape[1])
+    trace, sqr_norm = drawn.mean(axis=1)
     assert abs(trace - TRUE_TRACE) < 4 * error[0]
     assert abs(sqr_norm - TRUE_SQR_NORM) < 4 * error[1]
 
@@ -42,8 +42,8 @@ def test_estimates_are_unbiased_for_any_split(sizes):
 def test_averaging_finds_the_noise_scale():
     rng = np.random.default_rng(1)
     state = NoiseState()
-    for _ in range(5000):
-        state = state.update(*norms(rng, (85, 43)), parts=2, batch=128)
+    for both in zip(*norms(rng, (85, 43), 5000), strict=True):
+        state = state.update(*map(float, both), parts=2, batch=128)
     assert state.noise_scale == pytest.approx(TRUE_TRACE / TRUE_SQR_NORM, rel=0.1)
 
 

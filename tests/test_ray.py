@@ -320,7 +320,9 @@ def test_a_process_beside_a_worker_sees_the_gpus_that_it_reserves(
     assert (told.logs / "worker-0.log").read_text() == f"{seen!r}\n"
 
 
-def test_a_run_that_was_lost_after_its_training_gets_its_report_by_a_resume(monkeypatch, tmp_path):
+def test_a_run_that_was_lost_after_its_training_gets_its_report_by_a_resume(
+    monkeypatch, tmp_path, undrawn
+):
     monkeypatch.delenv(STARTED_BY, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)  # nothing is left for it to do
     summary = make_summary(run_folder=str(tmp_path))

@@ -194,7 +194,7 @@ def test_a_worker_that_ends_while_the_server_does_is_not_started_again(code, tmp
 # ------------------------------------------------------------------------------ the whole command
 
 
-def test_train_follows_a_dual_batch_plan_stops_at_the_deadline_and_goes_on(tmp_path):
+def test_train_follows_a_dual_batch_plan_stops_at_the_deadline_and_goes_on(tmp_path, undrawn):
     job = make_job(
         data="digits",
         network="vgg8",

@@ -196,7 +196,7 @@ def test_probe_and_check_are_not_handed_over():
         bw.probe(launch="slurm")
 
 
-def test_a_finished_run_asks_slurm_for_nothing(programs, tmp_path):
+def test_a_finished_run_asks_slurm_for_nothing(programs, tmp_path, undrawn):
     summary = make_summary()
     job = make_job(launch="slurm")
     write_inputs(tmp_path, summary.plan.model_copy(update={"job": job}), None)

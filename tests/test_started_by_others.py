@@ -625,7 +625,8 @@ def errors(told):
 def test_torchrun_starts_all_verbs_in_a_row(tmp_path, cache, forks):
     done = forked.command(
         *("--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.2"),
-        *("-m", "batchwright", "run", *with_keys(JOB, "precision=auto"), "--out", "a", "--json"),
+        *("-m", "batchwright", "run", *with_keys(JOB, "precision=auto"), SMALL),
+        *("--out", "a", "--json"),
         program=forked.TORCHRUN,
         cwd=tmp_path,
         env=environment(cache),

@@ -384,7 +384,7 @@ def test_the_last_error_is_the_one_that_counts(tmp_path):
 
 
 @pytest.fixture
-def instantly(monkeypatch):
+def instantly(monkeypatch, undrawn):
     """Cells that are done at once, with an accuracy by their rate; the names of those that ran."""
     ran = []
 
