@@ -28,6 +28,8 @@ class DataSource:
         takes_val: Whether job key `val` may hold out some images.
         as_they_come: Whether the source itself augments and normalizes the images.
         reads_tar: Whether it reads tar files directly, so that none has to be unpacked.
+        held_out_files: Import string of a function (job, place) -> paths of its held-out images, in
+            order; empty: they are not files.
     """
 
     name: str
@@ -41,6 +43,7 @@ class DataSource:
     takes_val: bool = False
     as_they_come: bool = False
     reads_tar: bool = False
+    held_out_files: str = ""
 
     @property
     def form(self) -> str:
@@ -91,6 +94,7 @@ DATA = Registry(
         takes_path=True,
         named_by_folder=True,
         takes_val=True,
+        held_out_files="batchwright.workload.data.image_folder:held_out_files",
     ),
     _library("hf", "hugging_face:open_hugging_face", "NAME_OR_FOLDER"),
     _library("torchvision", "torchvision_data:open_torchvision", "CLASS"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from batchwright.errors import ArgumentError, DataError, FileError, PlanError
 from batchwright.records import Job, Plan
 from batchwright.records.documents import change_job
-from batchwright.records.registries.data_sources import is_remote
+from batchwright.records.registries.data_sources import is_remote, source_of
 from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.problems import printable
 from batchwright.storage.files import is_folder, is_there, writing_whole
@@ -411,16 +411,16 @@ def _feed(model: TrainedModel, job: Job, data: ImageData) -> Feed:
 
 
 def _names(job: Job, data: ImageData) -> Sequence[str]:
-    """Paths of the held-out images of an image folder; of other data their numbers."""
+    """Paths of the held-out images, where they are files; of other data their numbers."""
     from batchwright.workload.data.image_files import ImageFiles
-    from batchwright.workload.data.image_folder import list_images
+    from batchwright.workload.task import import_object
 
-    part, (kind, _, place) = data.val, job.data.partition(":")
+    part, (_, _, place) = data.val, job.data.partition(":")
     if isinstance(part, ImageFiles):
         return part.places
-    if kind == "imagefolder" and not is_remote(place):
-        listing = list_images(Path(place).expanduser(), job)
-        names = [str(listing.root / file.name) for file in listing.files["val"]]
+    named = source_of(job.data).held_out_files
+    if named and not is_remote(place):
+        names: list[str] = import_object(named, "data")(job, place)
         if len(names) == data.facts.val_samples:  # else some were unreadable, and left out
             return names
     return [f"{job.data}#{index}" for index in range(data.facts.val_samples)]

@@ -48,6 +48,16 @@ def list_images(path: Path, job: Job) -> Listing:
         ) from error
 
 
+def held_out_files(job: Job, place: str) -> list[str]:
+    """Paths of the held-out images of ``data=imagefolder:PLACE``, in the order of its labels.
+
+    Raises:
+        DataError: As for `list_images`.
+    """
+    listing = list_images(Path(place).expanduser(), job)
+    return [str(listing.root / file.name) for file in listing.files["val"]]
+
+
 def _listed(path: Path, job: Job) -> Listing:
     if not path.is_dir():
         wrong = "is not a folder" if path.exists() else "does not exist"
