@@ -652,10 +652,18 @@ def taught(machine, **changes):
     return measured_on(machine, **(open_ | changes))
 
 
-@pytest.mark.parametrize("learning", [0.02, 0.1, 20.0])
-def test_trials_take_their_time_beyond_the_budget_and_no_more(learning):
+@pytest.fixture(scope="module")
+def known():
+    """Such a profile of a usual machine, and what was kept before each of its trials."""
+    kept = []
     machine = Machine(drift=0.02, sample_seconds=0.0005)
-    profile = taught(machine, learning=learning)
+    return taught(machine, learning=0.1, keep=kept.append), kept
+
+
+@pytest.mark.parametrize("learning", [0.02, 0.1, 20.0])
+def test_trials_take_their_time_beyond_the_budget_and_no_more(learning, known):
+    machine = Machine(drift=0.02, sample_seconds=0.0005)
+    profile = known[0] if learning == 0.1 else taught(machine, learning=learning)
     blind = make_plan(profile.model_copy(update={"trials": ()}))
     planned = blind.chosen.train_seconds.value
     spent = sum(one.seconds for one in profile.trials)
@@ -702,9 +710,9 @@ def test_without_trials_a_probe_to_a_target_takes_a_tenth_of_all_epochs():
     assert 16 <= profile.probe_seconds <= 28
 
 
-def test_trials_of_an_invented_task_decide():
+def test_trials_of_an_invented_task_decide(known):
     """There Muon makes of a step what SGD makes of four."""
-    profile = taught(Machine(drift=0.02, sample_seconds=0.0005), learning=0.1)
+    profile, _ = known
     assert {one.optimizer for one in profile.trials} == {"sgd", "muon"}
     plan = make_plan(profile)
     assert plan.update == "muon"
@@ -794,9 +802,8 @@ def test_a_trial_has_the_time_that_its_optimizer_takes():
     assert sum(one.seconds for one in profile.trials) <= 0.105 * blind.chosen.train_seconds.value
 
 
-def test_what_is_known_is_kept_before_each_trial():
-    kept = []
-    profile = taught(Machine(drift=0.02, sample_seconds=0.0005), learning=0.1, keep=kept.append)
+def test_what_is_known_is_kept_before_each_trial(known):
+    profile, kept = known
     assert not profile.trials_open
     assert [len(one.trials) for one in kept] == list(range(len(profile.trials)))
     assert all(one.trials_open for one in kept)
@@ -836,9 +843,8 @@ def test_a_probe_to_a_target_that_was_stopped_during_trials_measures_as_long_in_
     assert again.steps == whole.steps
 
 
-def test_trials_go_on_from_those_that_were_kept():
-    kept = []
-    whole = taught(Machine(drift=0.02, sample_seconds=0.0005), learning=0.1, keep=kept.append)
+def test_trials_go_on_from_those_that_were_kept(known):
+    whole, kept = known
     later = Machine(sample_seconds=0.0005, seconds=9000.0)
     controller = controller_of(later, whole.job, (1, 2))
     controller._visitor.prepare(seconds=0)
@@ -1000,7 +1006,7 @@ def stages_of(profile):
     }
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 @pytest.mark.parametrize(
     ("latency", "sample_seconds", "sides", "budget"),
     [(0.03, 0.005, (16, 32), 20), (0.06, 0.004, (24, 32), 30), (0.03, 0.0005, (16, 32), 20)],
