@@ -131,14 +131,14 @@ def test_a_square_is_the_part_of_the_stored_image(place, orientation) -> None:
 
 def test_no_more_is_decoded_than_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    turn = decoding._upright
+    turn = decoding.upright
 
     def noted(image):
         upright = turn(image)
         seen.append(upright.size)
         return upright
 
-    monkeypatch.setattr(decoding, "_upright", noted)
+    monkeypatch.setattr(decoding, "upright", noted)
     data = encoded(photograph(800, 800, 1), "JPEG")
     for resolution in (80, 160, 320, 640):
         decode_square(data, top_resolution=640, resolution=resolution, place=None)

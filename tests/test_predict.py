@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ from batchwright.errors import ArgumentError, DataError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.documents import write_record
+from batchwright.workflows.delivery.model_card import model_card
 from batchwright.workflows.delivery.predict import HEAD, Predicted, _Batch, _rows, predict
 from batchwright.workload.data import image_files
 from batchwright.workload.data.sources import open_data
+from batchwright.workload.model_files import built_model
 from samples import make_network
 
 SIDE = 16
@@ -196,11 +199,14 @@ def test_what_a_command_shows(images, run, command, tmp_path):
     (tmp_path / "new" / "bad.jpg").write_bytes(b"\xff\xd8 no image")
     (tmp_path / "new" / "empty.png").touch()
     (tmp_path / "new" / "notes.txt").touch()
+    (tmp_path / "new" / "link.png").symlink_to(next((images / "val" / "red").glob("*.png")))
     code, out, said = command(*words, tmp_path / "new")
     assert code == 2
     (row,) = table(out)
     assert (row["path"], row["label"]) == (str(tmp_path / "new" / "deep" / "a, b.png"), "")
     lines = said.splitlines()
+    out_of = f"left out 1 link out of {tmp_path / 'new'}: name those files too"
+    assert lines.pop(0) == out_of
     assert [line.partition(": ")[0] for line in lines[:2]] == [
         f"unreadable image {tmp_path / 'new' / name}" for name in ("bad.jpg", "empty.png")
     ]
@@ -214,6 +220,8 @@ def test_what_a_command_shows(images, run, command, tmp_path):
 @pytest.mark.slow
 def test_bad_words_are_refused_in_a_line(images, run, model, command, tmp_path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a.png").symlink_to(next((images / "val" / "red").glob("*.png")))
     (tmp_path / "there.csv").touch()
     val = str(images / "val")
     for words, said in (
@@ -227,6 +235,8 @@ def test_bad_words_are_refused_in_a_line(images, run, model, command, tmp_path):
         ((run.run_folder, "data=digits"), "has none of the network's classes"),
         ((str(model),), "model holds a network and no images: name image files, folders, or data"),
         ((str(model), val, "--checkpoint", "last"), "leave --checkpoint out"),
+        ((run.run_folder, str(tmp_path / "links")), "holds no image (.bmp, .gif, .jpeg, .jpg, .pb"),
+        ((run.run_folder, str(tmp_path / "links")), "(links that lead out of the data folder are"),
         ((str(tmp_path / "empty"), val), "holds no summary.json"),
     ):
         code, out, err = command("predict", *words, *NAMED)
@@ -252,6 +262,23 @@ def test_a_runs_own_images_must_be_those_of_its_training(run, tmp_path, images):
     assert not (tmp_path / "table.csv").exists()
     found, _, _ = classified(tmp_path / "run", images / "val", out=tmp_path / "table.csv")
     assert found.right == run.best_epoch.val_correct
+
+
+@pytest.mark.slow
+def test_accuracies_by_other_statistics_than_the_weights_have_are_told(run, tmp_path):
+    cycle = run.plan.job.cycle.model_copy(update={"recalibrate": 2})
+    plan = run.plan.model_copy(update={"job": run.plan.job.model_copy(update={"cycle": cycle})})
+    plan = plan.model_copy(update={"network": plan.network.model_copy(update={"batch_norm": True})})
+    other, folder = run.model_copy(update={"plan": plan}), tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoints").symlink_to(Path(run.run_folder).resolve() / "checkpoints")
+    write_record(other, folder / "summary.json")
+    _, _, said = classified(folder, out=tmp_path / "table.csv")
+    assert [line[:42] for line in said] == ["note: the run evaluated with statistics of"]
+    config = {"network_args": {}, "side": SIDE, "mean": ()}
+    for one, is_told in ((other, True), (run, False)):
+        card = model_card(one, one.best_epoch, config, onnx=False)
+        assert ("these weights have those of training" in card) is is_told
 
 
 class Tones(torch.utils.data.Dataset):
@@ -285,6 +312,13 @@ def test_images_of_a_function_are_classified_and_files_are_not_guessed_at(images
     assert not (tmp_path / "no.csv").exists()
 
 
+class Broken(Image.Image):
+    """An opened image whose pixels cannot be decoded."""
+
+    def load(self):
+        raise struct.error("unpack requires a buffer of 4 bytes")
+
+
 @pytest.mark.slow
 def test_names_says_what_it_takes(images, model, tmp_path):
     loaded = bw.load_model(model, NAMED[0].partition("=")[2])
@@ -299,6 +333,17 @@ def test_names_says_what_it_takes(images, model, tmp_path):
         loaded.names([path, tmp_path / "bad.png"])
     with pytest.raises(DataError, match=r"unreadable image nowhere\.png: No such file"):
         loaded.names(["nowhere.png"])
+
+    # An opened image as its file: damaged EXIF data are no reason to refuse good pixels.
+    exif = b"Exif\0\0II*\0"  # which ends within its header
+    photograph(1, 2).save(tmp_path / "exif.jpg", exif=exif, quality=100)
+    same = Image.new("RGB", (9, 12))
+    same.info["exif"] = exif
+    assert loaded.names([same, tmp_path / "exif.jpg"])[0] in CLASSES
+    with pytest.raises(DataError, match=r"unreadable image of Pillow: "):
+        loaded.names([Broken()])
+    with pytest.raises(PlanError, match=r"the trained network is resnet8; leave network= out$"):
+        built_model(tmp_path, {"network": "resnet8", "classes": "ab"}, dict, "vgg8")
 
 
 class Named:

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
 from batchwright.errors import ArgumentError, DataError, FileError, PlanError
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.text.problems import described, printable
 from batchwright.storage.files import refusal, write_whole
-from batchwright.workload.data.decoding import UnreadableImageError, decode, encoded
+from batchwright.workload.data.decoding import decode, encoded, upright
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.listing import without_pillows_warnings
 from batchwright.workload.data.pipeline import ImagePipeline
@@ -185,13 +185,13 @@ def read_image(image: ImageLike, *, side: int) -> npt.NDArray[np.uint8]:
         raise ArgumentError(f"an image is a path or an image of Pillow, not {described(image)}")
     try:
         if isinstance(image, Image.Image):  # its pixels come without the note how to turn them
-            content = encoded(ImageOps.exif_transpose(image))
+            content = encoded(upright(image))
         else:
             content = Path(image).read_bytes()
         return decode(content, top_resolution=side)
-    except (OSError, SyntaxError, ValueError, UnreadableImageError) as error:
+    except Exception as error:  # of an opened image Pillow decodes the pixels only now
         name = "of Pillow" if isinstance(image, Image.Image) else str(image)
-        cause = getattr(error, "strerror", None) or str(error)
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(printable(f"unreadable image {name}: {cause}")) from error
 
 
@@ -300,6 +300,8 @@ def _made(
         return given(num_classes=classes, **(given_args or {}))
     name, arguments = str(config["network"]), dict(config.get("network_args", {}))
     foreign = network_spec(name) is None
+    if not foreign and given not in (None, name):
+        raise PlanError(f"network={given}: the trained network is {name}; leave network= out")
     # Some arguments of libraries name files that run code as they are read.
     unsaid = name not in NETWORKS and arguments != dict(given_args or {})
     if (foreign and given != name) or unsaid:

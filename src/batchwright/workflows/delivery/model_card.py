@@ -16,6 +16,12 @@ from batchwright.records.text.problems import printable
 from batchwright.reporting.data.reading import compared_rows
 
 UNKNOWN = "unknown"
+RECALIBRATED = (
+    "the run evaluated with statistics of batch normalization that were computed anew "
+    "(cycle.recalibrate); these weights have those of training, so their accuracy may differ"
+)
+"""What is to be said of the weights where `recalibrates` is true."""
+
 _MAX_CLASSES = 50  # class names that are listed
 _MARKUP = re.compile(r"([\\`*_\[\]<>|&~$#])")  # characters with a meaning in Markdown or HTML
 
@@ -94,6 +100,11 @@ def model_card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def recalibrates(plan: Plan) -> bool:
+    """Whether evaluations had statistics of batch normalization that no checkpoint has."""
+    return plan.job.cycle.recalibrate > 0 and plan.network.batch_norm
+
+
 def _accuracy(summary: RunSummary, epoch: EpochRecord | None) -> str:
     if epoch is None or epoch.top1 is None:
         return "These weights were not evaluated."
@@ -103,6 +114,8 @@ def _accuracy(summary: RunSummary, epoch: EpochRecord | None) -> str:
             " These are the epoch's that did best on the held-out images, so on others it may be a "
             "little lower."
         )
+    if recalibrates(summary.plan):
+        chosen += f" {RECALIBRATED[0].upper()}{RECALIBRATED[1:]}."
     return (
         f"After epoch {epoch.epoch + 1}: {percent(epoch.top1)} of the held-out images, "
         f"{epoch.val_correct:,} of {epoch.val_count:,}.{chosen}"

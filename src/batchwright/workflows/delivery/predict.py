@@ -21,6 +21,7 @@ from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.problems import printable
 from batchwright.storage.files import is_folder, is_there, writing_whole
 from batchwright.workflows.delivery.deliver import trained
+from batchwright.workflows.delivery.model_card import RECALIBRATED, recalibrates
 from batchwright.workflows.prepare_job import refuse_unconfirmed_code
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ def predict(
             ``images``. A run without either classifies its own held-out images.
         out: The file to write; ``-`` or `None` is stdout.
         checkpoint: ``best`` or ``last``, of a run; unset: the best.
-        tell: Called with a line for each image that cannot be read, and is left out.
+        tell: Called with a line for each image that cannot be read, and is left out; and with what
+            else the user must know of the figures.
 
     Raises:
         ArgumentError: The words are wrong or contradict each other.
@@ -232,8 +234,10 @@ def predict(
     model, plan = _opened(place, asked, given, overrides, checkpoint)
     model.to(enter(resolve_device(asked.device)))
     counts = Predicted(model.classes)
+    if plan is not None and recalibrates(plan):
+        tell(f"note: {RECALIBRATED}")
     if images:
-        batches = _of_files(model, _labelled(images, model.class_numbers), counts, tell)
+        batches = _of_files(model, _labelled(images, model.class_numbers, tell), counts, tell)
     elif plan is not None and ("data" not in given or asked.data == plan.job.data):
         refuse_unconfirmed_code(plan.job, ("network", "loss"), overrides)
         batches = _of_data(model, change_job(plan.job, {}, overrides), plan)
@@ -279,7 +283,9 @@ def _opened(
 # -------------------------------------------------------------------------------------- the images
 
 
-def _labelled(images: Sequence[str], numbers: Mapping[str, int]) -> list[tuple[str, int]]:
+def _labelled(
+    images: Sequence[str], numbers: Mapping[str, int], tell: Callable[[str], None]
+) -> list[tuple[str, int]]:
     """Path and label of each image file; -1: unknown.
 
     Raises:
@@ -293,7 +299,10 @@ def _labelled(images: Sequence[str], numbers: Mapping[str, int]) -> list[tuple[s
         path = Path(one)
         if is_folder(path):
             mine = numbers.get(path.absolute().name, -1)
-            for name in map(Path, images_below(path)):
+            names, outside = images_below(path)
+            if outside:
+                tell(f"left out {counted(outside, 'link')} out of {one}: name those files too")
+            for name in map(Path, names):
                 below = name.parts[0] if len(name.parts) > 1 else ""
                 found.append((str(path / name), numbers.get(below, mine)))
         elif is_there(path):

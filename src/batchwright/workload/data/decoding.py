@@ -62,14 +62,14 @@ def decode(data: bytes, *, top_resolution: int) -> npt.NDArray[np.uint8]:
         encoded_size = image.size
         image.load()
         # Read after loading: PNG may store it behind the pixels, and TIFF turns itself.
-        upright = _UPRIGHT.get(_orientation(image))
+        turn = _UPRIGHT.get(_orientation(image))
         if image.size != encoded_size:
             width, height = height, width
         pixels = _rgb(image)
         if pixels.size != (width, height):
             lanczos = Image.Resampling.LANCZOS
             pixels = pixels.resize((width, height), lanczos, reducing_gap=_REDUCING_GAP)
-        return np.asarray(pixels if upright is None else pixels.transpose(upright))
+        return np.asarray(pixels if turn is None else pixels.transpose(turn))
 
 
 @contextmanager
@@ -124,14 +124,14 @@ def decode_square(
         share = top_resolution / min(stored)
         reduction = resolution / (share * min(image.size))
         image.draft(None, (ceil(image.width * reduction), ceil(image.height * reduction)))
-        upright = _upright(image)
-        edge = min(max(1, round(share * min(upright.size))), *upright.size)
-        rooms = upright.height - edge, upright.width - edge
+        turned = upright(image)
+        edge = min(max(1, round(share * min(turned.size))), *turned.size)
+        rooms = turned.height - edge, turned.width - edge
         top, left = (
             room // 2 if place is None else round(room * at)
             for room, at in zip(rooms, place or (0.5, 0.5), strict=True)
         )
-        square = upright.crop((left, top, left + edge, top + edge))
+        square = turned.crop((left, top, left + edge, top + edge))
         factor = edge // resolution
         return np.array(square.reduce(factor) if factor > 1 else square)
 
@@ -177,8 +177,8 @@ def stored_size(width: int, height: int, top_resolution: int) -> tuple[int, int]
     return max(wanted, round(width * factor)), max(wanted, round(height * factor))
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """The loaded image in mode RGB, turned upright by its orientation."""
+def upright(image: Image.Image) -> Image.Image:
+    """The loaded image in mode RGB, turned upright by its orientation; see `decode`."""
     image.load()
     turn = _UPRIGHT.get(_orientation(image))
     image = _rgb(image)

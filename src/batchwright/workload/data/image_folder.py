@@ -25,6 +25,7 @@ from batchwright.workload.data.store_writer import PARTS, Part
 
 _TRAIN = ("train", "training")
 _NO_CLASS = ("val", "test")  # names that are never those of a class
+_LINKS = " (links that lead out of the data folder are not followed)"
 
 
 def list_images(path: Path, job: Job) -> Listing:
@@ -107,23 +108,25 @@ def _listed(path: Path, job: Job) -> Listing:
     )
 
 
-def images_below(path: Path) -> list[str]:
+def images_below(path: Path) -> tuple[list[str], int]:
     """Names of the image files at any depth below a folder, whatever its layout, in order.
 
     As in training, hidden files, files without an image's suffix, and links that lead out of the
-    folder are left out.
+    folder are left out; the number is that of such links.
 
     Raises:
         DataError: A folder cannot be read, or there is no image.
     """
     root = path.resolve()
     try:
-        found = sorted(os.path.relpath(one.path, root) for one in _Folder(root).entries(str(root)))
+        folder = _Folder(root)
+        found = sorted(os.path.relpath(one.path, root) for one in folder.entries(str(root)))
     except OSError as error:
         raise DataError(f"{error.filename or path} cannot be read ({error.strerror})") from error
     if not found:
-        raise DataError(f"{path} holds no image ({', '.join(sorted(SUFFIXES))})")
-    return found
+        links = _LINKS if folder.outside else ""
+        raise DataError(f"{path} holds no image ({', '.join(sorted(SUFFIXES))}){links}")
+    return found, len(folder.outside)
 
 
 class _Folder:
@@ -206,9 +209,8 @@ class _Folder:
                 name = entry.path[prefix:]
                 found.append(ImageFile(name, label, state.st_size, state.st_mtime_ns))
             if len(found) == before:
-                links = " (links that lead out of the data folder are not followed)"
                 raise DataError(
-                    f"class folder {folder} holds no image{links if self.outside else ''}: put "
+                    f"class folder {folder} holds no image{_LINKS if self.outside else ''}: put "
                     f"images of the class into it ({', '.join(sorted(SUFFIXES))}), or remove the "
                     "folder"
                 )
