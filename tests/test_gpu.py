@@ -835,6 +835,11 @@ def test_a_plan_for_more_gpus_than_there_are_is_refused():
     prepare_job._refuse_other_machines(plan)
 
 
+@reaches("workflows.prepare_job:_refuse_fewer_gpus")
+def test_a_run_goes_on_with_as_many_gpus_as_it_had():
+    prepare_job._refuse_fewer_gpus(make_tiny_plan((12,), device="cuda"), Path("a"))
+
+
 @reaches("training.session_checks:doubts")
 def test_a_model_on_the_gpu_is_what_the_plan_is_for():
     with warnings.catch_warnings():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -14,9 +17,9 @@ from batchwright.records import Job
 from batchwright.records.agent_rules import misfit
 from batchwright.records.documents import write_record
 from batchwright.training.loop import accuracy_and_loss
-from batchwright.workflows.prepare_job import check_workload, ready, resolve
+from batchwright.workflows.prepare_job import check_training, check_workload, ready, resolve
 from batchwright.workload.data.sources import open_data
-from samples import make_data, make_network
+from samples import make_data, make_job, make_network, make_plan, make_server
 
 
 def test_what_needs_no_measuring_is_settled_and_the_worker_count_left_to_the_plan():
@@ -45,6 +48,33 @@ def test_more_workers_than_gpus_are_refused_before_one_is_started(monkeypatch):
         resolve(Job(device="cuda", workers=3), make_data())
     virtual = Job(device="cuda", workers=3, launch="virtual")
     assert resolve(virtual, make_data()).workers == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "server", "said"),
+    [
+        (
+            {},
+            None,
+            "runs/a b has 2 workers, and here 1 GPU is visible: to continue with 1, start "
+            "`torchrun --standalone --nproc-per-node 1 -m batchwright run --resume "
+            "--out 'runs/a b'`",
+        ),
+        ({"network": "mine:net"}, None, "--out 'runs/a b' network=mine:net`"),
+        ({"launch": "local"}, None, "--out 'runs/a b' launch=auto`"),
+        ({}, make_server(), "1 GPU is visible: start it when 2 are there"),
+    ],
+    ids=["plain", "own network", "own processes", "server"],
+)
+def test_a_run_that_goes_on_with_fewer_gpus_is_told_how(monkeypatch, keys, server, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    plan = make_plan(job=make_job(device="cuda", **keys), server=server)
+    with pytest.raises(PlanError, match=f"{re.escape(said)}$"):
+        check_training(plan, resumed=Path("runs/a b"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(BatchwrightError) as other:  # the made-up plan is for no data here
+        check_training(plan, resumed=Path("runs/a b"))
+    assert "visible" not in str(other.value)
 
 
 @pytest.mark.parametrize("workers", ["auto", 1])

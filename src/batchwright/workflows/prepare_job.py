@@ -36,6 +36,7 @@ from batchwright.records.documents import change_job, load_job, read_record
 from batchwright.records.job import as_written, check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
+from batchwright.records.run_folder import resuming_words
 from batchwright.records.text.formatting import counted, shares_between
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described, to_stderr
@@ -356,10 +357,13 @@ def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
         )
 
 
-def check_training(plan: Plan, *, resume: bool = False) -> None:
+def check_training(plan: Plan, *, resumed: Path | None = None) -> None:
     """Refuse a plan that cannot be trained here, before anything is written or started.
 
-    With ``resume`` another launcher may have started another number of workers than planned.
+    Args:
+        plan: The plan.
+        resumed: Folder of the run that goes on, for which another launcher may have started another
+            number of workers than planned; `None`: a run begins.
 
     Raises:
         BatchwrightError: Port, workers, data, network or weights do not suit the plan, or the
@@ -376,10 +380,12 @@ def check_training(plan: Plan, *, resume: bool = False) -> None:
         Cluster(plan.job, plan.workers)
         step_times(plan)
     elif plan.job.launcher.joins and (started := joined()) is not None:
-        if not resume:
+        if resumed is None:
             check_size(plan, started)
     else:
         _refuse_other_machines(plan)
+        if resumed is not None:
+            _refuse_fewer_gpus(plan, resumed)
     _refuse_without_accuracy(check_workload(plan), plan.top_resolution, plan.data)
 
 
@@ -419,6 +425,29 @@ def _refuse_other_machines(plan: Plan) -> None:
             f"starts its workers on this machine, which has room for {here} of one kind: plan "
             f"with workers={here} or less"
         )
+
+
+def _refuse_fewer_gpus(plan: Plan, folder: Path) -> None:
+    """Refuse to continue a run with fewer GPUs than workers, and name the command that does."""
+    if plan.job.device != "cuda":
+        return
+    import torch
+
+    here = torch.cuda.device_count()
+    if not 0 < here < plan.workers:
+        return
+    hint = f"start it when {plan.workers} are there"
+    if plan.server is None:  # a parameter server's groups need all their workers
+        launch = () if plan.job.launcher.joins else ("launch=auto",)
+        words = shlex.join([*resuming_words(folder, plan.job), *launch])
+        hint = (
+            f"to continue with {here}, start `torchrun --standalone --nproc-per-node {here} "
+            f"-m batchwright {words}`"
+        )
+    raise PlanError(
+        f"{folder} has {plan.workers} workers, and here {here} GPU{'s are' * (here > 1) or ' is'} "
+        f"visible: {hint}"
+    )
 
 
 def check_workload(plan: Plan) -> nn.Module:

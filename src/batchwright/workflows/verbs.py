@@ -369,7 +369,7 @@ def train(
                 write_inputs(folder, plan, profile)
             return hand_over(folder, job, **reporting)
         held.enter_context(_workers_of(plan.job))
-        check_training(plan, resume=resume)
+        check_training(plan, resumed=folder if resume else None)
         if not resume:
             folder = held.enter_context(new_run_folder(run_folder, plan.job))
             note_begun(folder)
