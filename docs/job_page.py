@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, get_args
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import Disturbance, Job, Scenario, WorkerKind
-from batchwright.records.registries.registry import Named
-from batchwright.records.text.job_keys import job_keys
+from batchwright.records.text.job_keys import (
+    default_words,
+    described_field,
+    field_of,
+    job_keys,
+)
 from batchwright.workflows.prepare_job import TRAINING_KEYS
 
 PAGE = Path(__file__).with_name("job.md")
@@ -328,7 +330,8 @@ The last column says from which verb on a key may still change:
 - *train*: even a finished plan can run with another value, or go on with it (`data` only to another
   place of the same images).
 
-What the verbs do: [verbs](verbs.md). A [loop of your own](loop.md) takes the keys from its plan.
+`batchwright keys [WORD]` shows names, defaults and meanings on the command line. What the verbs do:
+[verbs](verbs.md). A [loop of your own](loop.md) takes the keys from its plan.
 """
 
 
@@ -354,7 +357,7 @@ def simulate_page(text: str) -> str:
     before, _, rest = text.partition(KEYS_BEGIN)
     _, _, after = rest.partition(KEYS_END)
     rows = [
-        f"| `{name}` | {one.description} | {_default(one.default)} |"
+        f"| `{name}` | {one.description} | {default_words(one.default)} |"
         for name, one in Scenario.model_fields.items()
     ]
     table = ["| key | meaning | default |", "|---|---|---|", *rows]
@@ -365,7 +368,7 @@ def _items(key: str, model: type[BaseModel]) -> list[str]:
     """Lines with the table of the keys of a list's items."""
     fields = model.model_fields
     rows = [
-        f"| `{name}` | {one.description} | {_default(one.default)} |"
+        f"| `{name}` | {one.description} | {default_words(one.default)} |"
         for name, one in fields.items()
     ]
     head = [f"\n### An item of {key}\n", "| key | meaning | default |", "|---|---|---|"]
@@ -373,39 +376,17 @@ def _items(key: str, model: type[BaseModel]) -> list[str]:
 
 
 def _row(key: str) -> str:
-    field = _field(key)
+    field = field_of(Job, key)
     example = EXAMPLES[key]
     example = f"`{key}='{example}'`" if " " in example else f"`{key}={example}`"
-    meaning = field.description + _choices(field)
-    cells = [f"`{key}`", meaning, UNITS.get(key, ""), _default(field.default), example]
+    cells = [
+        f"`{key}`",
+        described_field(field),
+        UNITS.get(key, ""),
+        default_words(field.default),
+        example,
+    ]
     return "| " + " | ".join([*cells, _verb(key)]) + " |"
-
-
-def _field(key: str) -> Any:
-    model: type[BaseModel] = Job
-    *parents, last = key.split(".")
-    for parent in parents:
-        model = model.model_fields[parent].annotation  # type: ignore[assignment] # a record, too
-    return model.model_fields[last]
-
-
-def _choices(field: Any) -> str:
-    """The words that a key accepts, unless its description names them all."""
-    words = [word for word in get_args(field.annotation) if isinstance(word, str)]
-    words += [word for one in field.metadata if isinstance(one, Named) for word in one.words]
-    if all(f"`{word}`" in field.description for word in words):
-        return ""
-    return f" One of {', '.join(f'`{word}`' for word in words)}."
-
-
-def _default(value: Any) -> str:
-    if value is PydanticUndefined:
-        return "required"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if value == {}:
-        return "none"
-    return {None: "unset", (): "none", "": "unset"}.get(value) or f"`{value}`"
 
 
 def _verb(key: str) -> str:

@@ -42,6 +42,7 @@ def test_verbs_options_and_keys_are_completed(ask):
         "goal.objective=auto",
     ]
     assert ask("batchwright submit --server x method=dual")[-1].endswith("dual-batch")
+    assert ask("batchwright keys goal.dead") == ["goal.deadline"]
     assert ask("batchwright run --tracker ten") == ["tensorboard"]
     assert ask("batchwright export plan.json --as sb") == ["sbatch"]
 

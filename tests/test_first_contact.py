@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -265,6 +266,9 @@ def test_every_option_of_timm_on_the_page_leads_to_what_stands_beside_it():
         (["--zzz"], "error: there is no option --zzz: .*batchwright --help lists them"),
         (["runn"], "error: there is no command 'runn': did you mean 'run'"),
         (["zzz"], "error: there is no command 'zzz': known are run, probe, "),
+        (["keys", "epochz"], "no job key has 'epochz' in .*: did you mean 'epochs'?"),
+        (["keys", "lr"], "no job key has 'lr' in .*: write, for instance, learning_rate=0.1"),
+        (["keys", "zzz"], "no job key has 'zzz' in .*: `batchwright keys` lists all"),
         (["run", "digits"], "no file digits: give a job's YAML file, or keys by name"),
     ],
 )
@@ -273,6 +277,20 @@ def test_unknown_words_of_the_command_line_are_answered_in_one_line(command, wor
     assert (code, out, err.count("\n")) == (2, "", 1)
     with pytest.raises(AssertionError, match=said):
         raise AssertionError(err)
+
+
+def test_the_keys_of_a_job_are_listed_with_default_and_meaning(command):
+    code, out, _ = command("keys")
+    listed = re.findall(r"^(\S+)  \(default: .+\)\n    \S", out, re.MULTILINE)
+    assert (code, listed) == (0, job_keys(bw.Job))
+    found = json.loads(command("keys", "DEADLINE", "--json")[1])["keys"]
+    assert (found[0]["key"], found[0]["default"]) == ("goal.deadline", None)
+    assert all("deadline" in one["key"] + one["meaning"] for one in found)
+    assert 1 < len(found) < len(listed)
+    assert "](" not in out  # a link of the page becomes its name
+    assert "docs/data.md" in out
+    assert command("keys", "learning-rate")[1].startswith("learning_rate  (default: auto)")
+    assert command("keys", "amp")[2].startswith("amp: write, for instance, precision=")
 
 
 # ------------------------------------------------------------------------------------ short looks

@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 from batchwright.cli import (
     client_commands,
+    key_commands,
     planning_commands,
     service_commands,
     training_commands,
@@ -122,7 +123,7 @@ app = typer.Typer(
     name="batchwright",
     cls=_Commands,
     help="Decides how an image-training job should use its workers, runs it, and checks itself.",
-    epilog="Job keys, such as epochs=3 or data=cifar100:PATH, are explained in docs/job.md.",
+    epilog="Job keys, such as epochs=3 or data=cifar100:PATH: `batchwright keys` explains them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -185,6 +186,7 @@ def doctor(as_json: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
+app.command()(key_commands.keys)
 app.command()(client_commands.submit)
 app.command()(client_commands.fetch)
 app.command()(client_commands.send)

@@ -46,12 +46,17 @@ def exports(incomplete: str) -> list[str]:
     return [name for name in ("list", *EXPORTS) if name.startswith(incomplete)]
 
 
-def _keys(beginning: str) -> list[str]:
-    """Keys with their =. A single match also gets its values: else a shell would end the word."""
+def key_names(incomplete: str) -> list[str]:
+    """Job keys that begin with ``incomplete``."""
     from batchwright.records import Job
     from batchwright.records.text.job_keys import job_keys
 
-    found = [key for key in job_keys(Job) if key.startswith(beginning)]
+    return [key for key in job_keys(Job) if key.startswith(incomplete)]
+
+
+def _keys(beginning: str) -> list[str]:
+    """Keys with their =. A single match also gets its values: else a shell would end the word."""
+    found = key_names(beginning)
     if len(found) == 1:
         return [f"{found[0]}={value}" for value in ("", *_values(found[0]))]
     return [f"{key}=" for key in found]
@@ -64,16 +69,14 @@ def _values(key: str) -> list[str]:
     from batchwright.records import Job
     from batchwright.records.registries.data_sources import DATA
     from batchwright.records.registries.networks import NETWORKS
-    from batchwright.records.text.job_keys import job_keys
+    from batchwright.records.text.job_keys import field_of, job_keys
 
     if key not in job_keys(Job):
         return []
     forms: dict[str, Mapping[str, Any]] = {"data": DATA, "network": NETWORKS}
     if key in forms:
         return [one.form.partition(":")[0] + ":" * (":" in one.form) for one in forms[key].values()]
-    section, _, name = key.rpartition(".")
-    model: Any = Job.model_fields[section].annotation if section else Job
-    field = model.model_fields[name]
+    field = field_of(Job, key)
     words = list(_words(TypeAdapter(field.rebuild_annotation()).json_schema()))
     return words or [str(one) for one in [field.default] if isinstance(one, int | float)]
 

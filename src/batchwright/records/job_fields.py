@@ -107,7 +107,11 @@ class JobFields(Keys):
         description="`cross_entropy`, or an import string of f(outputs, labels) -> mean loss, "
         "of a `torch.nn.Module` that is called like it, or of a class of such modules, built "
         "without arguments, such as `torch.nn:MultiMarginLoss`. A module has no parameters to "
-        "train.",
+        "train. The mean is over the samples: with class weights w, `CrossEntropyLoss(weight=w)` "
+        "divides by the sum of the weights in each micro-batch, so that results depend on how a "
+        'batch is split. Give `CrossEntropyLoss(weight=w, reduction="none")(outputs, '
+        "labels).mean()` (with w of mean 1 over the images the rate fits as before), or take "
+        "`sampling=balanced`.",
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Label smoothing of `cross_entropy`."
@@ -136,10 +140,11 @@ class JobFields(Keys):
         "auto",
         description="SGD, AdamW, or Muon: momentum made orthogonal for matrices and kernels, "
         "SGD for everything else. `auto`: SGD or Muon, whichever trials or runs show to reach "
-        "more, else the one that other tasks' trainings favour, mostly Muon. Always SGD where "
-        "`learning_rate` is given, even at its default, where layers are `frozen`, with "
-        "`ags.mode=norm` or `gain`, `scaling=gain`, `momentum=0` or `nesterov=false`, and with "
-        "`cyclic`, `dual-batch` and `hybrid`.",
+        "more. Without either: SGD for weights that were trained before (`weights`, "
+        "`network_args.pretrained`), else the one that other tasks' trainings favour, mostly Muon. "
+        "Always SGD where `learning_rate` is given, even at its default, where layers are "
+        "`frozen`, with `ags.mode=norm` or `gain`, `scaling=gain`, `momentum=0` or "
+        "`nesterov=false`, and with `cyclic`, `dual-batch` and `hybrid`.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of `sgd` and `muon`.")
     nesterov: bool = Field(

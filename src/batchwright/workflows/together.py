@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 TOGETHER = ("run", "probe", "check", "train", "sweep")
 """Verbs of the command line in which all processes take part."""
 BY_ONE = (
-    *("plan", "explain", "schedule", "simulate", "report", "export", "deliver", "predict"),
+    *("plan", "explain", "schedule", "simulate", "report", "export", "deliver", "predict", "keys"),
     *("submit", "fetch", "send", "serve", "token", "sign-in", "backup"),
 )
 """Verbs that worker 0 carries out alone, since their output is needed only once."""

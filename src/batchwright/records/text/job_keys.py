@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
+from batchwright.records.registries.registry import Named
 from batchwright.records.text.problems import first_problem, key_of, shorten
 
 _WORDS = {
@@ -124,6 +128,35 @@ def job_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
         else:
             keys.append(prefix + name)
     return keys
+
+
+def field_of(model: type[BaseModel], key: str) -> FieldInfo:
+    """The field of a key from `job_keys`."""
+    section, _, name = key.rpartition(".")
+    inner: Any = model.model_fields[section].annotation if section else model
+    found: FieldInfo = inner.model_fields[name]
+    return found
+
+
+def described_field(field: FieldInfo) -> str:
+    """A key's meaning, in Markdown, with the words that it accepts if the meaning lacks some."""
+    text = field.description or ""
+    words = [word for word in get_args(field.annotation) if isinstance(word, str)]
+    words += [word for one in field.metadata if isinstance(one, Named) for word in one.words]
+    if all(f"`{word}`" in text for word in words):
+        return text
+    return f"{text} One of {', '.join(f'`{word}`' for word in words)}."
+
+
+def default_words(value: Any) -> str:
+    """A field's default, in Markdown."""
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value == {}:
+        return "none"
+    return {None: "unset", (): "none", "": "unset"}.get(value) or f"`{value}`"
 
 
 def meaning(word: str, known: Sequence[str]) -> str:
