@@ -735,15 +735,16 @@ def briefly(command: str) -> str:
     """Two epochs do as well, where no schedule needs more; one run is trained until it has learnt.
 
     That one has the batch it is given: a plan's own, and so the accuracy, follows the machine's
-    speed at the moment. The others have no trials, which may take ten seconds, and beside the very
-    first command no number formats to compare; data of other kinds are measured with one number of
-    workers; and where no network is named it is a small one: what all of these do is tested where
-    they are made.
+    speed at the moment. A large network becomes a small one. The others have no trials, which may
+    take ten seconds, and beside the very first command no number formats to compare; data of other
+    kinds are measured with one number of workers; and where no network is named it is a small one:
+    what all of these do is tested where they are made.
     """
     if command == "batchwright run":
         return shortened(f"{command} probe.learning=0 probe.budget=5 epochs=2")
     if command.endswith("--out runs/digits --explain"):
         return shortened(f"{command} global_batch=128 workers=2 epochs=15")
+    command = command.replace("network=resnet18", SMALL)
     if "method=hybrid" not in command:
         command = re.sub("epochs=[0-9]+", "epochs=2", command)
     if re.search("batchwright (run|sweep) ", command) and not re.search("network=|--rep", command):

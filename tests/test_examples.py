@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import batchwright as bw
 from forked import forking
-from test_docs import ROOT, blocks, entered, read, shortened
+from test_docs import ROOT, blocks, entered, quickly, read, shortened
 
 IMPORTED = ("lightning", "transformers.trainer")  # by the programs themselves
 
@@ -60,6 +60,18 @@ def test_the_example_of_fine_tuning_runs(tmp_path, prints):
     brief = brief.replace('"budget": 3', '"budget": 0.3, "learning": 0')
     (tmp_path / "finetune.py").write_text(brief)
     assert "of the held-out images" in entered("python finetune.py", tmp_path, prints)
+
+
+@pytest.mark.slow
+def test_the_example_of_images_with_an_augmentation_of_ones_own_learns(tmp_path, prints):
+    text = read("examples/own_images.py")
+    (tmp_path / "own_images.py").write_text(text)
+    (command,) = re.findall(r"^    (batchwright .*)$", text.split('"""')[1], re.MULTILINE)
+    keys = "global_batch=64 precision=float32 workers=1 launch=in-process loaders=0"
+    short = quickly(command.replace("epochs=8", "epochs=3"))
+    entered(f"{short} {keys}", tmp_path, prints)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert bw.load(run).accuracy > 0.8
 
 
 @pytest.mark.slow
