@@ -200,12 +200,14 @@ def test_what_a_command_shows(images, run, command, tmp_path):
     (tmp_path / "new" / "empty.png").touch()
     (tmp_path / "new" / "notes.txt").touch()
     (tmp_path / "new" / "link.png").symlink_to(next((images / "val" / "red").glob("*.png")))
+    (tmp_path / "new" / "red").symlink_to(images / "val" / "red")
+    (tmp_path / "new" / "again").symlink_to(tmp_path / "new" / "deep")
     code, out, said = command(*words, tmp_path / "new")
     assert code == 2
     (row,) = table(out)
     assert (row["path"], row["label"]) == (str(tmp_path / "new" / "deep" / "a, b.png"), "")
     lines = said.splitlines()
-    out_of = f"left out 1 link out of {tmp_path / 'new'}: name those files too"
+    out_of = f"left out 2 links out of {tmp_path / 'new'}: name those files too"
     assert lines.pop(0) == out_of
     assert [line.partition(": ")[0] for line in lines[:2]] == [
         f"unreadable image {tmp_path / 'new' / name}" for name in ("bad.jpg", "empty.png")

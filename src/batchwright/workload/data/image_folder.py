@@ -229,6 +229,8 @@ class _Folder:
                 and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
             ):
                 yield entry
+            elif entry.is_symlink() and entry.is_dir():
+                self._is_inside(Path(entry.path))  # is counted; inside, its images are found there
 
     def _is_inside(self, path: Path) -> bool:
         inside = path.resolve().is_relative_to(self.root)
