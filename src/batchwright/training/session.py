@@ -476,6 +476,8 @@ class Session:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         ended = error
         try:
+            if error is not None:  # first: a layer may have gone on with what is no number
+                self._group.refuse_given_up(error)
             if error is None:
                 self._run.finish()
             elif failure := gpu_failure(error):
