@@ -210,7 +210,6 @@ class Session:
             self.model,
             self.optimizer,
             run_folder="a folder" if folder is not None else "None",
-            resume=resume,
             clip_norm=self._clip_norm,
             learning_rate="mine" if self._own_rates else "plan",
             sample_weights=sample_weights,
@@ -221,6 +220,8 @@ class Session:
             again = self._group.started_again(folder)
             self._lock = self._locked(folder, again=again)
             self._group.note_start(folder, again=again)
+            # Workers may differ in it: one joins later, or sees no folder of a run on its own disk.
+            resume = any(self._group.gather(resume or again))
         planned, found = self.plan.data.train_samples, len(self._feed)
         if planned != found:
             raise PlanError(
@@ -239,7 +240,7 @@ class Session:
             group=self._group,
             stop=self._stop,
             folder=folder,
-            resume=resume or again,
+            resume=resume,
             again=again,
             clip_norm=self._clip_norm,
             own_rates=self._own_rates,
