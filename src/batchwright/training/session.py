@@ -91,7 +91,8 @@ class Session:
         dataset: Map-style data set, or an `ImagePipeline`.
         plan: The plan to follow, or the path of its file.
         run_folder: Folder for metrics, checkpoints and the summary; ``None`` keeps none.
-        resume: Continue from ``run_folder``; after a restart by torchrun this happens by itself.
+        resume: Continue from ``run_folder``, all workers if one of them is told so; after a restart
+            by torchrun this happens by itself.
         clip_norm: Largest global gradient norm, above 0; ``None``: as the plan's job says.
         learning_rate: ``"mine"`` leaves the optimizer's rates alone.
         images: Where the image is in a tuple or dict batch (index or key), for resizing.
