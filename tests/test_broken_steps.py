@@ -13,13 +13,21 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.distributed import exit_reports, processes
-from batchwright.errors import BrokenStepError, PlanError, TrainingError, WorkerError
+from batchwright.errors import (
+    BrokenStepError,
+    Interrupted,
+    NewPlan,
+    PlanError,
+    TrainingError,
+    WorkerError,
+)
 from batchwright.training import loop, session
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
-from batchwright.training.parameter_server.server_run import RoundWorker
+from batchwright.training.parameter_server.server_run import RoundWorker, ServerRun
 from batchwright.training.running import Setup
 from batchwright.training.step.normalization import Statistics
 from batchwright.workflows.run_training import Begun, train_here
+from batchwright.workload.passes.compilation import Compilation
 from test_session import FEATURES, Points, make_session, make_tiny_plan
 
 
@@ -185,8 +193,37 @@ def test_a_loop_that_goes_on_after_an_error_within_a_step_is_refused(where, goes
     """The gradients of its batch would count twice, or its samples not at all."""
     loop = Careless(where)
     said = r"^session\.step\(\) has ended with an error \(ValueError: of my own\) and may be half"
-    with pytest.raises(RuntimeError, match=said), loop.one:
+    with pytest.raises(RuntimeError, match=said) as told, loop.one:
         loop.train(goes_on)
+    assert isinstance(told.value.__cause__, ValueError)
+    assert "resume" not in str(told.value)  # there is no checkpoint
+
+
+def test_it_is_told_to_resume_where_there_are_checkpoints(tmp_path):
+    loop = Careless("update", run_folder=tmp_path / "run")
+    with pytest.raises(RuntimeError, match=r"and resume from the last checkpoint$"), loop.one:
+        loop.train(again)
+
+
+@pytest.mark.parametrize("stop", [Interrupted(0, "by the user"), NewPlan("all leave")])
+def test_a_stop_within_an_evaluation_leaves_nothing_half_done(stop):
+    """All workers have made it together, after a checkpoint."""
+    with make_session() as one:
+        with pytest.raises(type(stop)), one._run.stepper.failing("session.evaluate()"):
+            raise stop
+        assert not one._run.stepper.failed
+
+
+def test_a_worker_of_a_server_ends_with_the_error_of_a_step_that_its_loop_has_caught():
+    def refuse():
+        raise RuntimeError("half done")
+
+    run, said = ServerRun.__new__(ServerRun), []
+    run.stepper, run._unsettled, run._child = SimpleNamespace(refuse_failed=refuse), None, None
+    run._client = SimpleNamespace(bye=lambda: said.append("bye"), close=lambda: None)
+    with pytest.raises(RuntimeError, match="half done"):
+        run.finish()
+    assert not said
 
 
 def test_a_loop_that_is_left_after_a_failed_backward_pass_keeps_its_whole_steps(tmp_path):
@@ -197,22 +234,27 @@ def test_a_loop_that_is_left_after_a_failed_backward_pass_keeps_its_whole_steps(
     assert (content["state"]["step"], content["state"]["samples_seen"]) == (1, 5)
 
 
+@pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
         (3.0, "got the float 3.0 for a loss: give it as the tensor"),
         (lambda: None, "got None for a loss"),
         (lambda: torch.ones(5, requires_grad=True), r"a loss of shape \(5,\): give one number"),
+        (lambda: torch.ones(()), r"session.step\(\) found no gradient"),
     ],
 )
-def test_a_loss_that_is_no_number_of_the_network_is_refused_in_a_line(loss, said):
+def test_a_loss_that_is_no_number_of_the_network_is_refused_in_a_line(loss, said, compiling):
+    """And is no failure of a compiler."""
+
     def step():
         with make_session() as one:
+            one._run.stepper._compilation = Compilation(on=compiling, asked=compiling)
             next(one.epochs())
             next(one.batches())
             one.step(loss)
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, RuntimeError), match=said):
         step()
 
 

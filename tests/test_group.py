@@ -198,11 +198,82 @@ def test_who_waits_for_the_others_learns_that_one_is_gone(quick_calls):
     assert str(error).endswith("worker 2 (node2/cpu:0) left the run: ValueError: no such thing")
 
 
-def test_who_waits_for_the_others_does_not_wait_for_ever(quick_calls):
+def test_who_waits_for_the_others_does_not_wait_for_ever(quick_calls, monkeypatch):
+    monkeypatch.setattr(heartbeat, "MISSED_BEATS", 1)
     quick_calls[0].begin("evaluates")
-    late = r"\) evaluates, and worker 1 \(.*\), worker 2 \(.*\) did not within 0\.05 s"
+    late = (
+        r"\) evaluates, and worker 1 \(.*\), worker 2 \(.*\) did not within 0\.05 s: worker [12] "
+    )
     with pytest.raises(LostWorkerError, match=late):
         quick_calls[0].meet(0.05)
+    assert not quick_calls[0]._failed  # or the others could not read why it leaves
+
+
+def test_who_waits_for_the_others_learns_that_one_is_silent(quick_calls, monkeypatch):
+    """As where it was killed on another host: nothing in the store says so."""
+    first, second, third = quick_calls
+    third.begin("evaluates")
+    third._come()
+    fall_silent(second)
+    first._patience = 0.0
+    monkeypatch.setattr(first, "loss", lambda: "one is silent")
+    first.begin("evaluates")
+    with pytest.raises(LostWorkerError, match="one is silent"):
+        first.meet(SECONDS)
+
+
+def test_who_has_met_the_others_and_goes_on_has_not_gone_another_way(quick_calls, monkeypatch):
+    """It does so between two looks of this one, and its beat tells of what comes next."""
+    first, *others = quick_calls
+    read = first._read
+
+    def after_the_others(key):
+        if key == "beat/1" and not others[0]._met:
+            for call in others:
+                call.begin("has left the loop")
+                call._come()
+                call.begin("ends an epoch")
+                call._beat()
+        return read(key)
+
+    monkeypatch.setattr(first, "_read", after_the_others)
+    assert meeting(quick_calls, 0, "has left the loop") is None
+
+
+def test_who_waits_asks_for_all_the_others_at_once(quick_calls, monkeypatch):
+    """One store answers all workers, and each asks some times a second."""
+    first, *others = quick_calls
+    store, asked = first._store, []
+
+    def check(keys):
+        if keys[0].startswith("met/"):
+            asked.append(len(keys))
+            if len(asked) == 5:
+                for call in others:
+                    call.begin("evaluates")
+                    call._come()
+        return store.check(keys)
+
+    counted = SimpleNamespace(check=check, set=store.set, get=store.get)
+    monkeypatch.setattr(first, "_store", counted)
+    assert meeting(quick_calls, 0) is None
+    assert asked == [3] * 5
+
+
+@pytest.mark.parametrize(("of_user", "waits"), [(500, 500.0), (3, 10.0)])
+def test_in_a_group_of_the_users_own_its_timeout_holds_where_workers_meet(of_user, waits):
+    store, limit = dist.HashStore(), timedelta(seconds=of_user)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=limit)
+    try:
+        group, given = Group(torch.device("cpu"), 10.0), []
+        backend = dist.distributed_c10d._get_default_group()._get_backend(group.device)
+        if not hasattr(backend, "options"):
+            pytest.skip("PyTorch is too old to tell it")
+        group._roll_call = SimpleNamespace(meet=given.append)
+        group.meet()
+    finally:
+        dist.destroy_process_group()
+    assert given == [waits]
 
 
 def test_a_roll_call_gives_way_to_the_one_before(roll_calls):

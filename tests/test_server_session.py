@@ -356,7 +356,8 @@ def test_a_worker_has_left_the_server_that_it_waits_for():
         name: SimpleNamespace(**{one: lambda *_, one=one: done.append(one) for one in names})
         for name, names in (("_client", ("bye", "close")), ("_child", ("wait",)))
     }
-    ServerRun.finish(SimpleNamespace(**told, _settle=lambda: None))
+    stepper = SimpleNamespace(refuse_failed=lambda: None)
+    ServerRun.finish(SimpleNamespace(**told, stepper=stepper, _settle=lambda: None))
     assert done == ["bye", "close", "wait"]
 
 

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -738,44 +739,68 @@ def test_a_plan_for_more_workers_is_refused():
         make_session(plan=make_tiny_plan((3, 2)))
 
 
-class Two:
-    """A group of two workers, of which the first has given what it gathers before."""
+class OneOfTwo:
+    """A group of two workers, which are threads."""
 
     size, places = 2, ("here/cpu:0", "there/cpu:0")
+    given, meeting = ["", ""], threading.Barrier(2, timeout=300)
 
-    def __init__(self):
-        self.given = []
+    def __init__(self, rank):
+        self.rank = rank
 
     def gather(self, own):
-        self.given.append(own)
-        return [self.given[0], own]
+        self.given[self.rank] = own
+        self.meeting.wait()
+        gathered = list(self.given)
+        self.meeting.wait()
+        return gathered
 
 
 def test_workers_with_other_networks_or_options_are_refused_before_they_wait_for_each_other():
-    group, plan = Two(), make_tiny_plan()
+    plan = make_tiny_plan()
 
-    def refused(change=lambda _: None, groups=1, **options):
+    def told(rank, change=lambda _: None, groups=1, plan=plan, **options):
         model = make_model(extras=True)
         change(model)
         parts = [list(model.parameters())] if groups == 1 else [[p] for p in model.parameters()]
         optimizer = torch.optim.SGD([{"params": part} for part in parts], lr=0.1)
         given = {"run_folder": "a folder", "sample_weights": torch.ones(3)} | options
         try:
-            refuse_unlike_workers(plan, group, model, optimizer, **given)
+            refuse_unlike_workers(plan, OneOfTwo(rank), model, optimizer, **given)
         except PlanError as error:
             return str(error)
 
+    def refused(*changes, **options):
+        with ThreadPoolExecutor() as threads:
+            first = threads.submit(told, 0)
+            second = threads.submit(told, 1, *changes, **options)
+            assert first.result() == second.result()
+            return second.result()
+
     assert refused() is None
-    assert refused() is None
-    told = "worker 1 (there/cpu:0) has {}, and worker 0 (here/cpu:0) has {}: give all workers the"
-    said = told.format("run_folder None", "a folder") + " same run_folder"
-    assert refused(run_folder="None") == said
-    frozen = refused(lambda model: model[0].requires_grad_(False))
-    assert re.fullmatch(r".* has model \w{12}, .* has \w{12}: .* the same model", frozen)
-    assert refused(lambda model: model.insert(1, nn.BatchNorm1d(8))).endswith("the same model")
-    assert refused(groups=9).endswith("the same optimizer")
-    weights = refused(sample_weights=torch.tensor([1, 1, 2]))
-    assert weights.endswith("the same sample_weights")
+    # Hosts may compute them with another last bit.
+    assert refused(sample_weights=torch.tensor([1, 1, 1 + 1e-7])) is None
+    said = "worker 1 (there/cpu:0) has {}, and worker 0 (here/cpu:0) has {}: give all workers the "
+
+    def names(what, there, here, *changes, **options):
+        expected = said.format(f"{what} {there}", here) + f"same {what}"
+        assert refused(*changes, **options) == expected
+
+    names("run_folder", "None", "a folder", run_folder="None")
+    names("sample_weights", "of shape (4,)", "of shape (3,)", sample_weights=torch.ones(4))
+    names("sample_weights", "None", "of shape (3,)", sample_weights=None)
+    longer = refused(plan=make_tiny_plan(epochs=7))
+    assert re.search(r" has plan (\S+)=7, and worker 0 \(here/cpu:0\) has \1=2: ", longer), longer
+    weight, shape = "0.weight", tuple(make_model(extras=True)[0].weight.shape)
+    there, here = (f"{weight} {shape} float32 {is_}trained" for is_ in ("not ", ""))
+    names("model", there, here, lambda model: model[0].requires_grad_(False))
+    names(
+        "model",
+        "4.weight (3, 3) float32 trained",
+        "1.running_mean (8,) float32 not trained",
+        lambda model: model.append(nn.Linear(3, 3)),
+    )
+    names("optimizer", "group 1: (8,) float32 trained", "group 0: (8,) float32 trained", groups=9)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from batchwright.distributed import group, heartbeat, transports
 from batchwright.distributed.buckets import Bucket
 from batchwright.distributed.group import Group, _refuse_one_gpu, naming_the_lost
 from batchwright.distributed.heartbeat import RollCall, presence
-from batchwright.errors import JobError, LostWorkerError, TrainingError, WorkerError
+from batchwright.errors import JobError, LostWorkerError, NewPlan, TrainingError, WorkerError
 from batchwright.probing.commands import TimeLink
 from batchwright.probing.measure import collective, link
 from batchwright.training import loop, session
@@ -109,7 +109,7 @@ def test_what_the_host_waits_for_by_itself_is_given_up_after_its_time(soon):
     assert one.aborted.wait(SECONDS)
     one.unwatch()
     assert not one._watch.is_alive()
-    with pytest.raises(RuntimeError, match="given up"):
+    with pytest.raises(RuntimeError, match=r"Timed out waiting 0\.05 s for an exchange"):
         one.settle()
 
 
@@ -151,6 +151,45 @@ def test_a_device_that_has_failed_is_watched_no_longer(soon, monkeypatch):
     one._watch.join(SECONDS)
     assert not one._watch.is_alive()
     assert not one.aborted.is_set()
+
+
+def test_it_is_watched_further_after_another_threads_capture_of_a_graph(soon, monkeypatch):
+    """Meanwhile CUDA refuses to tell whether an event is passed, and to record one."""
+    one, refused = Standing(timeout=0.05), []
+
+    def refuse():
+        refused.append("once more")
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    marks = iter([refuse, lambda: refuse])
+    monkeypatch.setattr(one, "mark", lambda: next(marks, lambda: one.ended.is_set)())
+    one.watch()
+    assert one.aborted.wait(SECONDS)
+    one.unwatch()
+    assert len(refused) == 2
+
+
+def test_what_a_loop_makes_of_an_exchange_that_was_given_up_is_no_error_of_its_own():
+    """A layer of `SyncBatchNorm` goes on with anything, such as no number at all."""
+
+    def end(error, given_up):
+        with make_session() as one:
+            one._group._transport = Standing()
+            one._group._transport.given_up = given_up
+            raise error
+
+    own = ValueError("a loss that is no number")
+    with pytest.raises(LostWorkerError, match="Timed out waiting 5 s for an exchange") as told:
+        end(own, "Timed out waiting 5 s for an exchange")
+    assert told.value.__cause__ is own
+    for error, given_up in (
+        (own, ""),
+        (LostWorkerError("of worker 1"), "the exchange will not end"),
+        (NewPlan("all leave"), "the exchange will not end"),
+    ):
+        with pytest.raises(type(error)) as same:
+            end(error, given_up)
+        assert same.value is error
 
 
 def refuse_as_failed():
@@ -235,7 +274,9 @@ NCCL_ERROR = (
     ],
 )
 def test_a_cuda_error_inside_nccl_is_this_workers_own(end, said, monkeypatch):
-    error, lost = RuntimeError(NCCL_ERROR + end), [False]
+    error, lost, now = RuntimeError(NCCL_ERROR + end), [False], itertools.count(step=0.1)
+    time = SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None)
+    monkeypatch.setattr(group, "time", time)
 
     def told():
         with pytest.raises(WorkerError) as caught, naming_the_lost():
@@ -247,7 +288,7 @@ def test_a_cuda_error_inside_nccl_is_this_workers_own(end, said, monkeypatch):
     assert str(told()).startswith("this worker" + line)
     present = SimpleNamespace(
         here="worker 1 (here/cuda:1)",
-        misses_one=lambda **_: lost[0],
+        misses_one=lambda: lost[0],
         inquire=lambda: "worker 0 left the run",
     )
     monkeypatch.setattr(RollCall, "current", present)
@@ -256,6 +297,9 @@ def test_a_cuda_error_inside_nccl_is_this_workers_own(end, said, monkeypatch):
         assert str(behind) == str(caught)
         assert {type(behind), type(caught)} == {kind}
         assert str(caught).startswith(present.here + line) != lost[0]
+    looks = iter([False, False, True])  # others may notice it first, and say that they have failed
+    present.misses_one = lambda: next(looks)
+    assert isinstance(told(), LostWorkerError)
 
 
 @pytest.mark.parametrize(

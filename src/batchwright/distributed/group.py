@@ -10,6 +10,7 @@ import copy
 import os
 import re
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from batchwright.distributed.heartbeat import Presence, RollCall, presence
+from batchwright.distributed.heartbeat import BEAT_SECONDS, Presence, RollCall, presence
 from batchwright.distributed.joining.environments import (
     Opened,
     launch_name,
@@ -34,7 +35,15 @@ from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.processes import report_failure
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
 from batchwright.distributed.transports import fetched, nothing, transport_for
-from batchwright.errors import JobError, LostWorkerError, TrainingError, WorkerError, one_line
+from batchwright.errors import (
+    Interrupted,
+    JobError,
+    LostWorkerError,
+    NewPlan,
+    TrainingError,
+    WorkerError,
+    one_line,
+)
 from batchwright.workload.host import gpu_failure, identity, is_out_of_memory
 
 _PORTS = (
@@ -288,10 +297,19 @@ class Group:
 
         Raises:
             TrainingError: Another worker has begun something else instead.
-            LostWorkerError: Another worker is gone, or has not come in time.
+            LostWorkerError: Another worker is gone or silent, or has not come in time.
         """
         if self._roll_call is not None:
-            self._roll_call.meet(self._timeout)
+            self._roll_call.meet(max(self._timeout, self._timeout_of_user))
+
+    @property
+    def _timeout_of_user(self) -> float:
+        """Seconds after which an exchange gives up in a group that the user's script has made."""
+        if self._owned:
+            return 0.0
+        backend = distributed_c10d._get_default_group()._get_backend(self.device)
+        options = getattr(backend, "options", None)  # older PyTorch has none of gloo's
+        return 0.0 if options is None else float(options._timeout.total_seconds())
 
     def give_up(self, error: BaseException) -> None:
         """Note an error, and abort exchanges that may never end; to be called first after it.
@@ -304,6 +322,16 @@ class Group:
         self._note(error)
         if self.size > 1:
             self._transport.give_up()
+
+    def refuse_given_up(self, error: BaseException) -> None:
+        """Raise if exchanges were given up before an error, which may come of what they left.
+
+        Raises:
+            LostWorkerError: They were, and the error does not say so itself.
+        """
+        said = isinstance(error, LostWorkerError | Interrupted | NewPlan)
+        if self._transport.given_up and isinstance(error, Exception) and not said:
+            raise _loss(self._transport.given_up) from error
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the process group, if this object joined it.
@@ -418,7 +446,10 @@ def _own_cuda_error(error: RuntimeError) -> TrainingError | None:
         return None
     roll_call, who = RollCall.current, "this worker"
     if roll_call is not None:
-        if roll_call.misses_one(failed=False):
+        end = time.monotonic() + 2 * BEAT_SECONDS  # others notice a loss, too, and not all at once
+        while not (missed := roll_call.misses_one()) and time.monotonic() < end:
+            time.sleep(BEAT_SECONDS / 10)
+        if missed:
             return None
         who = roll_call.here
     said = re.search(r"(?:Cuda|HIP) failure (?:\d+ )?'([^']*)'", str(error))
@@ -433,6 +464,19 @@ def _cause(error: RuntimeError) -> str:
     """The first sentence of a collective's error, without the source line it comes from."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
     return re.sub(r"^\[\S+\] ", "", line).partition(". ")[0]
+
+
+def _loss(cause: str) -> LostWorkerError:
+    """The error of an exchange that has failed; it names who is lost, if anybody is.
+
+    Args:
+        cause: What was said of the exchange.
+    """
+    lost = "" if RollCall.current is None else RollCall.current.inquire()
+    return LostWorkerError(
+        "lost contact with another worker during an exchange: "
+        + (f"{lost} ({cause})" if lost else cause)
+    )
 
 
 @contextmanager
@@ -458,12 +502,7 @@ def naming_the_lost() -> Iterator[None]:
             raise WorkerError(f"{_MORE_SHARED_MEMORY} ({no_room[0]})") from error
         if (own := _own_cuda_error(error)) is not None:
             raise own from error
-        cause = _cause(error)
-        lost = roll_call.inquire() if roll_call is not None else ""
-        raise LostWorkerError(
-            "lost contact with another worker during an exchange: "
-            + (f"{lost} ({cause})" if lost else cause)
-        ) from error
+        raise _loss(_cause(error)) from error
     finally:
         if roll_call is not None:
             roll_call.exchanging = False

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -169,23 +170,28 @@ class RollCall:
 
         Raises:
             TrainingError: Another worker has begun something else instead.
-            LostWorkerError: Another worker is gone, or has not come in time.
+            LostWorkerError: Another worker is gone or silent, or has not come in time.
         """
         began, pause = time.monotonic(), 1e-3
+        longest = max(BEAT_SECONDS / 10, 1e-3 * len(self._present))  # one store answers them all
         look = began + BEAT_SECONDS
         self._ask(self._come)
-        while late := self._ask(self._not_come):
+        while not self._ask(self._all_have_come):
             now = time.monotonic()
             if now > look:
                 look = now + BEAT_SECONDS
-                self._refuse_other_ways(late)
-            if now > began + timeout:
+                self._refuse_other_ways()
+            if now > began + timeout and (late := self._ask(self._not_come)):
                 who = ", ".join(map(self._name, late))
+                # No inquiry, before which this worker would say that it has failed: the others are
+                # to read why it leaves.
+                _, found = self._ask(partial(self._look, late))
                 raise LostWorkerError(
                     f"{self.here} {self._begun[1]}, and {who} did not within {timeout:g} s"
+                    + (f": {found}" if found else "")
                 )
             time.sleep(pause)
-            pause = min(2 * pause, BEAT_SECONDS / 10)
+            pause = min(2 * pause, longest)
 
     @property
     def here(self) -> str:
@@ -313,35 +319,43 @@ class RollCall:
         self._met = self._place(self._rank)
         self._store.set(self._met, "")
 
+    def _all_have_come(self) -> bool:
+        """Whether all workers have begun what this one has."""
+        return self._store.check([self._place(rank) for rank in range(len(self._present))])
+
     def _not_come(self) -> Sequence[int]:
         """The workers that have not begun what this one has."""
-        ranks = range(len(self._present))
-        if self._store.check([self._place(rank) for rank in ranks]):
-            return ()
-        return [rank for rank in ranks if not self._store.check([self._place(rank)])]
+        return [rank for rank in range(len(self._present)) if not self._has_come(rank)]
+
+    def _has_come(self, rank: int) -> bool:
+        return self._store.check([self._place(rank)])
 
     def _place(self, rank: int) -> str:
         """The key under which a worker notes that it has begun the same as this one."""
         number, what = self._begun
         return f"met/{number}/{what}/{rank}"
 
-    def _refuse_other_ways(self, late: Sequence[int]) -> None:
-        """Raise if one of these workers has begun something else instead, or is gone.
-
-        Silence is no sign: they may do something of their own before they come.
-        """
-        number, what = self._begun
-        beats = self._ask(lambda: {rank: self._read(f"beat/{rank}") for rank in late})
-        for rank, beat in beats.items():
-            theirs, doing = _decoded(beat).get("begun", (0, ""))
-            if theirs > number or (theirs == number and doing != what):
-                raise TrainingError(
-                    f"{self.here} {what}, and {self._name(rank)} {doing}: call session.step() and "
-                    "session.evaluate() on all workers alike, and leave the loop after the same "
-                    "step, by a value that all of them have"
-                )
-        if self._ask(lambda: any(self._is_gone(rank) for rank in late)):
+    def _refuse_other_ways(self) -> None:
+        """Raise if another worker has begun something else instead, or is gone or silent."""
+        if other := self._ask(self._other_way):
+            raise TrainingError(
+                f"{self.here} {self._begun[1]}, and {other}: call session.step() and "
+                "session.evaluate() on all workers alike, and leave the loop after the same "
+                "step, by a value that all of them have"
+            )
+        if self._ask(lambda: self._misses_one(("left", "failed"))):
             raise LostWorkerError(self.loss())
+
+    def _other_way(self) -> str:
+        """Who has begun something else instead, and what; empty: nobody."""
+        number, what = self._begun
+        for rank in range(len(self._present)):
+            theirs, doing = _decoded(self._read(f"beat/{rank}")).get("begun", (0, ""))
+            other = theirs > number or (theirs == number and doing != what)
+            # Looked at after the beat: who has come, and has met all, goes on with the next.
+            if other and not self._has_come(rank):
+                return f"{self._name(rank)} {doing}"
+        return ""
 
     def _ask(self, question: Callable[[], T]) -> T:
         """Ask the store.

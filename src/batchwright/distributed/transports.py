@@ -24,12 +24,13 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
-from batchwright.workload.host import enter
+from batchwright.workload.host import enter, gpu_failure
 
 _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
 _SHORT_SECONDS = 1e-3  # at first, in which the host only yields between two looks
 _FIRST_SIZES = 1, 2**12, 2**16, 2**21  # of numbers, from a figure to a bucket (`BUCKET_BYTES`)
 _GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
+_WILL_NOT_END = "the exchange will not end"
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # of newer versions of NCCL; also for slices (MIG)
 
@@ -77,6 +78,7 @@ class Gloo:
         backend: What `torch.distributed.init_process_group` takes.
         shares: Whether several workers may be on one device.
         waits_at_store: Whether a group waits at the store while it is connected.
+        given_up: Why exchanges were given up; empty: they were not.
     """
 
     backend = "gloo"
@@ -85,7 +87,7 @@ class Gloo:
 
     def __init__(self, device: torch.device, timeout: float) -> None:
         self.device, self._timeout = device, timeout
-        self._gave_up = False
+        self.given_up = ""
 
     def prepare(self) -> None:
         """Prepare to join a group."""
@@ -137,8 +139,8 @@ class Gloo:
     def unwatch(self) -> None:
         """Watch no longer."""
 
-    def give_up(self) -> None:
-        """Abort exchanges that may wait for a worker that is gone."""
+    def give_up(self, why: str = "the exchange was given up") -> None:
+        """Abort exchanges that may wait for a worker that is gone; see `given_up` for ``why``."""
 
     def leave(self) -> None:
         """Leave the process group."""
@@ -207,12 +209,11 @@ class Queued(Gloo):
 
     def _wait(self, done: Callable[[], bool]) -> None:
         try:
-            _await(lambda: self._gave_up or done(), self._timeout)
+            _await(lambda: bool(self.given_up) or done(), self._timeout)
         except TimeoutError as error:
-            self.give_up()
-            raise RuntimeError(str(error)) from None
-        if self._gave_up:  # kernels that were aborted count as done
-            raise RuntimeError("the exchange was given up")
+            self.give_up(str(error))
+        if self.given_up:  # kernels that were aborted count as done
+            raise RuntimeError(self.given_up)
 
     def watch(self) -> None:
         """See `Gloo.watch`; a thread looks at the device and after the other workers."""
@@ -230,21 +231,29 @@ class Queued(Gloo):
 
     def _watch_on(self) -> None:
         """Give up what the device does not end in time, or while a worker is missed."""
-        with suppress(RuntimeError):  # of a device that has failed, as the worker sees for itself
+        with suppress(RuntimeError):
             enter(self.device)  # see `_within`
-            done, since = self.mark(), time.monotonic()
-            while not self._unwatched.wait(BEAT_SECONDS):
+        done, since = _marked_nothing, time.monotonic()
+        while not self._unwatched.wait(BEAT_SECONDS):
+            try:
                 if done():
                     done, since = self.mark(), time.monotonic()
-                elif time.monotonic() - since > self._timeout or _misses_one():
-                    self.give_up()
+                    continue
+            except RuntimeError as error:
+                if gpu_failure(error):  # as the worker sees for itself
                     return
+                done = _marked_nothing  # CUDA tells nothing while another thread captures a graph
+                continue
+            late = time.monotonic() - since > self._timeout
+            if late or _misses_one():
+                self.give_up(_timed_out(self._timeout) if late else _WILL_NOT_END)
+                return
 
-    def give_up(self) -> None:
+    def give_up(self, why: str = "the exchange was given up") -> None:
         """Abort, for some seconds: it may itself wait for a worker that was killed."""
         with self._giving_up:
-            if not self._gave_up:
-                self._gave_up = True
+            if not self.given_up:
+                self.given_up = why
                 _within(_GIVE_UP_SECONDS, self.abort, self.device)
 
     def leave(self) -> None:
@@ -328,10 +337,19 @@ def _await(done: Callable[[], bool], timeout: float) -> None:
         if now < look:
             continue
         if now - began > timeout:
-            raise TimeoutError(f"Timed out waiting {timeout:g} s for an exchange")
+            raise TimeoutError(_timed_out(timeout))
         look = now + BEAT_SECONDS
         if _misses_one():
-            raise TimeoutError("the exchange will not end")
+            raise TimeoutError(_WILL_NOT_END)
+
+
+def _timed_out(seconds: float) -> str:
+    return f"Timed out waiting {seconds:g} s for an exchange"
+
+
+def _marked_nothing() -> bool:
+    """As a mark behind nothing, which every device has passed."""
+    return True
 
 
 def _misses_one() -> bool:

@@ -213,6 +213,7 @@ class Setup:
             requests,
             self.compilation,
             self.graphs,
+            resumes=self.folder is not None,
         )
         profiled = lasting if self.profile_memory else None
         memory = PeakMemory(group.device, state, clock, profiled, self.graphs)

@@ -91,7 +91,8 @@ class Session:
         dataset: Map-style data set, or an `ImagePipeline`.
         plan: The plan to follow, or the path of its file.
         run_folder: Folder for metrics, checkpoints and the summary; ``None`` keeps none.
-        resume: Continue from ``run_folder``; after a restart by torchrun this happens by itself.
+        resume: Continue from ``run_folder``, all workers if one of them is told so; after a restart
+            by torchrun this happens by itself.
         clip_norm: Largest global gradient norm, above 0; ``None``: as the plan's job says.
         learning_rate: ``"mine"`` leaves the optimizer's rates alone.
         images: Where the image is in a tuple or dict batch (index or key), for resizing.
@@ -210,7 +211,6 @@ class Session:
             self.model,
             self.optimizer,
             run_folder="a folder" if folder is not None else "None",
-            resume=resume,
             clip_norm=self._clip_norm,
             learning_rate="mine" if self._own_rates else "plan",
             sample_weights=sample_weights,
@@ -221,6 +221,8 @@ class Session:
             again = self._group.started_again(folder)
             self._lock = self._locked(folder, again=again)
             self._group.note_start(folder, again=again)
+            # Workers may differ in it: one joins later, or sees no folder of a run on its own disk.
+            resume = any(self._group.gather(resume or again))
         planned, found = self.plan.data.train_samples, len(self._feed)
         if planned != found:
             raise PlanError(
@@ -239,7 +241,7 @@ class Session:
             group=self._group,
             stop=self._stop,
             folder=folder,
-            resume=resume or again,
+            resume=resume,
             again=again,
             clip_norm=self._clip_norm,
             own_rates=self._own_rates,
@@ -476,6 +478,8 @@ class Session:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         ended = error
         try:
+            if error is not None:  # first: a layer may have gone on with what is no number
+                self._group.refuse_given_up(error)
             if error is None:
                 self._run.finish()
             elif failure := gpu_failure(error):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -21,6 +22,8 @@ from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import described
 from batchwright.workload.data.loading import loader_processes
+
+_LONGEST_ENTRY = 200  # characters of a plan's value, or of a tensor's name
 
 
 def planned_loaders(plan: Plan) -> int:
@@ -226,40 +229,59 @@ def refuse_unlike_workers(
     """
     if group.size == 1:
         return
-    own = {
-        "plan": _digest(plan.model_dump_json().encode()),
-        **versions(),
-        "model": _digest(
-            [
-                *[(n, *_layout(one), one.requires_grad) for n, one in model.named_parameters()],
-                *[(n, *_layout(one)) for n, one in model.named_buffers()],
-            ]
-        ),
-        "optimizer": _digest(
-            [[_layout(one) for one in each["params"]] for each in optimizer.param_groups]
-        ),
-        **{name: _digest(v) if isinstance(v, Tensor) else v for name, v in options.items()},
+    lists = {
+        "plan": list(_entries(plan.model_dump(mode="json"))),
+        "model": [
+            *[_layout(one, name) for name, one in model.named_parameters()],
+            *[_layout(one, name) for name, one in model.named_buffers()],
+        ],
+        "optimizer": [
+            _layout(one, f"group {number}:")
+            for number, each in enumerate(optimizer.param_groups)
+            for one in each["params"]
+        ],
     }
-    first, *others = group.gather(own)
+    # Of weights their number alone: hosts may differ in the last bit of what they compute.
+    of_options = {
+        name: f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        for name, value in options.items()
+    }
+    digests = {what: sha256(repr(each).encode()).hexdigest() for what, each in lists.items()}
+    first, *others = group.gather({**versions(), **digests, **of_options})
     for rank, other in enumerate(others, 1):
         for what, value in first.items():
             if other[what] != value:
+                here, there = value, other[what]
+                if what in lists:
+                    every = group.gather(lists[what])
+                    here, there = _first_difference(every[0], every[rank])
                 raise PlanError(
-                    f"worker {rank} ({group.places[rank]}) has {what} {other[what]}, and worker 0 "
-                    f"({group.places[0]}) has {value}: give all workers the same {what}"
+                    f"worker {rank} ({group.places[rank]}) has {what} {there}, and worker 0 "
+                    f"({group.places[0]}) has {here}: give all workers the same {what}"
                 )
 
 
-def _digest(value: object) -> str:
-    """Twelve hexadecimal digits that tell bytes, a tensor or plain values from others."""
-    if isinstance(value, Tensor):
-        value = value.detach().to("cpu", torch.float64).numpy().tobytes()
-    content = value if isinstance(value, bytes) else repr(value).encode()
-    return sha256(content).hexdigest()[:12]
+def _first_difference(one: list[str], other: list[str]) -> tuple[str, str]:
+    """The first entries in which two lists differ, shortened."""
+    pairs = zip_longest(one, other, fillvalue="nothing more")
+    here, there = next((a, b) for a, b in pairs if a != b)
+    return here[:_LONGEST_ENTRY], there[:_LONGEST_ENTRY]
 
 
-def _layout(tensor: Tensor) -> tuple[object, ...]:
-    return tuple(tensor.shape), tensor.dtype
+def _entries(value: object, name: str = "") -> Iterator[str]:
+    """The single values of nested ones with their names, as in ``stages.0.epochs=3``."""
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in pairs:
+            yield from _entries(one, f"{name}.{key}" if name else str(key))
+    else:
+        yield f"{name}={value}"
+
+
+def _layout(tensor: Tensor, name: str) -> str:
+    """What workers must have alike of a tensor, in words."""
+    kind = "trained" if tensor.requires_grad else "not trained"
+    return f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {kind}"
 
 
 def refuse_without_float64(device: torch.device) -> None:

@@ -238,7 +238,12 @@ class ServerRun:
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
-        """Say goodbye to the server; returns when it has written everything."""
+        """Say goodbye to the server; returns when it has written everything.
+
+        Raises:
+            RuntimeError: The loop was left for an error of a step that it has caught.
+        """
+        self.stepper.refuse_failed()
         self._settle()
         self._client.bye()
         self._client.close()  # the server waits for all to go, and is waited for below

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import QueuedWork, Reducer, Tally, WorkerNote
-from batchwright.errors import BrokenStepError, TrainingError, one_line
+from batchwright.errors import BrokenStepError, Interrupted, NewPlan, TrainingError, one_line
 from batchwright.records import Plan
 from batchwright.records.text.problems import described
 from batchwright.training.batches.batch_split import Division
@@ -109,6 +109,7 @@ class Stepper:
         requests: Returns what this worker asks of the others at the step in progress.
         compilation: Whether the network is compiled.
         graphs: CUDA graphs from which the network's passes are replayed; ``None``: none are.
+        resumes: Whether there are checkpoints from which a run that fails can be resumed.
 
     Attributes:
         tally: Summed figures of all workers for the last counted step.
@@ -132,6 +133,8 @@ class Stepper:
         requests: Callable[[], StepRequests],
         compilation: Compilation,
         graphs: CudaGraphs | None,
+        *,
+        resumes: bool,
     ) -> None:
         self._plan, self._group, self._state = plan, group, state
         self._reducer, self._updater, self._rates = reducer, updater, rates
@@ -156,7 +159,8 @@ class Stepper:
         self._warned_of_weights = False
         self.tally = Tally(0.0, 0.0)
         self.updated = self.repeat = self.broken = False
-        self._failure = ""  # what has ended with an error, and with which one
+        self._resumes = resumes
+        self._failure: tuple[str, BaseException] | None = None  # what has ended, and with what
 
     # ------------------------------------------------------------------- around the user's loop
 
@@ -195,28 +199,35 @@ class Stepper:
 
     @contextmanager
     def failing(self, what: str) -> Iterator[None]:
-        """An error inside, in which ``what`` ends half done, lets nothing go on after it."""
+        """An error inside, in which ``what`` ends half done, lets nothing go on after it.
+
+        A stop is none: all workers have made it together.
+        """
         try:
             yield
+        except (Interrupted, NewPlan):
+            raise
         except BaseException as error:
-            self._failure = f"{what} has ended with an error ({one_line(error)})"
+            self._failure = what, error
             raise
 
     @property
     def failed(self) -> bool:
         """Whether something has ended half done; see `failing`."""
-        return bool(self._failure)
+        return self._failure is not None
 
     def refuse_failed(self) -> None:
         """Raise `RuntimeError` if the loop goes on after an error of `failing`.
 
         Samples would be left out, gradients counted twice, or other workers wait.
         """
-        if self._failure:
+        if self._failure is not None:
+            what, error = self._failure
+            then = ", and resume from the last checkpoint" if self._resumes else ""
             raise RuntimeError(
-                f"{self._failure} and may be half done, so the training cannot go on: let it end "
-                "the session, and resume from the last checkpoint"
-            )
+                f"{what} has ended with an error ({one_line(error)}) and may be half done, so the "
+                f"training cannot go on: let it end the session{then}"
+            ) from error
 
     def before_step(self) -> AbstractContextManager[None]:
         """Inside, the model is as before the step in progress, forward passes of it included."""
@@ -287,10 +298,11 @@ class Stepper:
             return  # a mean over nothing has no gradient, and no value
         value: Tensor | None = None
         try:
-            value = loss() if callable(loss) else loss
-            _refuse_other_loss(value)
-            if not value.requires_grad:
+            given = loss() if callable(loss) else loss
+            _refuse_other_loss(given)
+            if not given.requires_grad:
                 raise RuntimeError(_NO_GRADIENT)
+            value = given  # from here on errors may be the compiler's
             if self._in_autocast:  # else 16-bit copies of weights outlive the pass in their layer
                 torch.clear_autocast_cache()
             self._add_unfrozen()
