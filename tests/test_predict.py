@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,15 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.documents import write_record
 from batchwright.workflows.delivery.model_card import model_card
-from batchwright.workflows.delivery.predict import HEAD, Predicted, _Batch, _rows, predict
+from batchwright.workflows.delivery.predict import (
+    HEAD,
+    Predicted,
+    _Batch,
+    _computed,
+    _rows,
+    _writer,
+    predict,
+)
 from batchwright.workload.data import image_files
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.model_files import built_model
@@ -103,15 +113,15 @@ def test_a_folder_a_run_and_a_delivered_network_give_what_the_run_reported(
     best, last = run.best_epoch, run.epochs[-1]
     assert 0 < best.val_correct < best.val_count == 75
     own, rows, _ = classified(run.run_folder, out=tmp_path / "own.csv")
-    assert (own.right, own.images, own.labelled) == (best.val_correct, 75, 75)
+    assert (own.correct, own.images, own.labelled) == (best.val_correct, 75, 75)
     found, again, _ = classified(run.run_folder, images / "val", out=tmp_path / "folder.csv")
     assert (found, again) == (own, rows)
     assert {row["path"] for row in rows} == {str(one) for one in (images / "val").glob("*/*")}
     assert all(Path(row["path"]).parent.name == row["label"] for row in rows)
-    assert sum(row["class"] == row["label"] for row in rows) == own.right
+    assert sum(row["class"] == row["label"] for row in rows) == own.correct
     assert all(row["second"] in {*CLASSES} - {row["class"]} for row in rows)
     final, _, _ = classified(run.run_folder, checkpoint="last", out=tmp_path / "last.csv")
-    assert final.right == last.val_correct
+    assert final.correct == last.val_correct
 
     # Without the run, from files in one word each, and from Python.
     found, again, _ = classified(model, images / "val", out=tmp_path / "delivered.csv")
@@ -119,7 +129,7 @@ def test_a_folder_a_run_and_a_delivered_network_give_what_the_run_reported(
     one = images / "val" / "red"
     files, some, _ = classified(model, *sorted(one.iterdir()), out=tmp_path / "files.csv")
     assert some == [row for row in rows if row["label"] == "red"]
-    assert files.right == sum(row["class"] == "red" for row in some)
+    assert files.correct == sum(row["class"] == "red" for row in some)
     loaded = bw.load_model(model, NAMED[0].partition("=")[2])
     paths = [row["path"] for row in rows]
     assert loaded.names(paths) == [row["class"] for row in rows]
@@ -139,7 +149,7 @@ def test_a_folder_a_run_and_a_delivered_network_give_what_the_run_reported(
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
     found, again, _ = classified(model, overrides=[*spec, "loaders=0"], out=tmp_path / "kept.csv")
     assert [row["path"] for row in again] == paths
-    assert abs(found.right - own.right) <= 3  # which are decoded at a smaller scale
+    assert abs(found.correct - own.correct) <= 3  # which are decoded at a smaller scale
 
     # Theirs is not the mean of the training's images, which is the one that counts.
     for part in ("train", "val"):
@@ -162,8 +172,8 @@ def test_handwritten_digits_as_files_are_classified_as_the_run_did(tmp_path):
     weights = (0.485, 0.456, 0.406, 0.229, 0.224, 0.225)  # whose normalization is another
     run = trained(tmp_path / "run", "digits", 8, normalize=weights)
     own, rows, _ = classified(run.run_folder, out=tmp_path / "own.csv")
-    assert own.right == run.best_epoch.val_correct < own.labelled == 360
-    assert own.right < own.in_top <= 360
+    assert own.correct == run.best_epoch.val_correct < own.labelled == 360
+    assert own.correct < own.in_top <= 360
     held = open_data(run.plan.job).val
     for index, label in enumerate(held.labels.tolist()):
         folder = tmp_path / "digits" / str(label)
@@ -189,7 +199,7 @@ def test_what_a_command_shows(images, run, command, tmp_path):
     assert [one["class"] for one in told["classes"]] == [*CLASSES]
     assert sum(one["recall"] * one["images"] for one in told["classes"]) == best.val_correct
     assert f"75 images, accuracy {100 * best.top1:.1f} % ({best.val_correct} of 75)\n" in said
-    assert "most often taken for" in said
+    assert "most often confused with" in said
     code, out, _ = command(*words, images / "val")
     assert (code, out) == (0, (tmp_path / "table.csv").read_text())
 
@@ -263,7 +273,7 @@ def test_a_runs_own_images_must_be_those_of_its_training(run, tmp_path, images):
         classified(tmp_path / "run", out=tmp_path / "table.csv")
     assert not (tmp_path / "table.csv").exists()
     found, _, _ = classified(tmp_path / "run", images / "val", out=tmp_path / "table.csv")
-    assert found.right == run.best_epoch.val_correct
+    assert found.correct == run.best_epoch.val_correct
 
 
 @pytest.mark.slow
@@ -303,7 +313,7 @@ def test_images_of_a_function_are_classified_and_files_are_not_guessed_at(images
     run = trained(tmp_path / "run", data)
     words = [f"data={data}", "loaders=0"]
     found, rows, _ = classified(run.run_folder, overrides=words, out=tmp_path / "own.csv")
-    assert (found.right, found.images) == (run.best_epoch.val_correct, 24)
+    assert (found.correct, found.images) == (run.best_epoch.val_correct, 24)
     assert [row["path"] for row in rows[:2]] == [f"{data}#0", f"{data}#1"]
     with pytest.raises(PlanError, match=f"repeat data={data} on the command line"):
         classified(run.run_folder, out=tmp_path / "no.csv")
@@ -312,6 +322,34 @@ def test_images_of_a_function_are_classified_and_files_are_not_guessed_at(images
     with pytest.raises(DataError, match="has none of the network's classes"):
         classified(model, overrides=words, out=tmp_path / "no.csv")
     assert not (tmp_path / "no.csv").exists()
+
+
+class Gone:
+    """The held-out images of a function whose file is not there any more."""
+
+    closed = False
+
+    def __len__(self):
+        return 1
+
+    def evaluation(self, indices, group):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "a.png")
+
+    def close(self):
+        self.closed = True
+
+
+def test_an_image_that_cannot_be_read_is_not_called_a_table_that_cannot_be_written(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("batchwright.workflows.delivery.predict._names", lambda *_: ["a"])
+    data = SimpleNamespace(facts=SimpleNamespace(classes=("a",)))
+    model, feed, out = SimpleNamespace(class_numbers={"a": 0}), Gone(), tmp_path / "table.csv"
+    said = r"^data=mine:images: an image cannot be read \(.*No such file or directory: 'a\.png'\)$"
+    with pytest.raises(DataError, match=said), _writer(out):
+        list(_computed(model, Job(data="mine:images"), data, feed))
+    assert feed.closed
+    assert not out.exists()
 
 
 class Broken(Image.Image):
@@ -325,8 +363,11 @@ class Broken(Image.Image):
 def test_names_says_what_it_takes(images, model, tmp_path):
     loaded = bw.load_model(model, NAMED[0].partition("=")[2])
     path = str(images / "val" / "red" / "100.png")
-    for wrong in (path, Path(path), 3, Image.open(path)):
+    for wrong in (path, Path(path), Image.open(path)):
         with pytest.raises(ArgumentError, match=r"a list of paths .*: write \[image\]"):
+            loaded.names(wrong)
+    for wrong, said in ((3, "the int 3"), (np.zeros(3), "a ndarray"), (iter([path]), "a list_it")):
+        with pytest.raises(ArgumentError, match=rf"a list of paths .*, not {said}\w*$"):
             loaded.names(wrong)
     with pytest.raises(ArgumentError, match="an image is a path or an image of Pillow, not"):
         loaded.names([3])
@@ -373,12 +414,12 @@ def test_images_are_counted_by_class():
     assert [row[1] for row in rows] == ["a", "b", "b", "c", ""]
     assert [row[3:] for row in rows[:4]] == [("b", "a"), ("a", "a"), ("a", "f"), ("a", "")]
     assert rows[4][2] == "nan"
-    assert (counts.images, counts.labelled, counts.right, counts.in_top) == (5, 4, 1, 2)
+    assert (counts.images, counts.labelled, counts.correct, counts.in_top) == (5, 4, 1, 2)
     a, b, f = counts.by_class()
     assert (a.name, a.images, a.recall, a.precision) == ("a", 3, 1 / 3, 1.0)
-    assert (a.taken_for, a.times) == ("b", 1)
-    assert (b.images, b.recall, b.precision, b.taken_for) == (0, None, 0.0, "")
-    assert (f.recall, f.precision, f.taken_for) == (0.0, None, "b")
+    assert (a.confused_with, a.confusions) == ("b", 1)
+    assert (b.images, b.recall, b.precision, b.confused_with) == (0, None, 0.0, "")
+    assert (f.recall, f.precision, f.confused_with) == (0.0, None, "b")
     assert str(counts) == (
         "5 images, accuracy 25.0 % (1 of 4), top-5 50.0 % (2), 1 without a label"
     )

@@ -236,9 +236,9 @@ def predict(
     refuse_existing(out, force)
     images, keys = files_and_keys(words or [])
     found = predicted(place, images, keys, out=out, checkpoint=checkpoint, tell=to_stderr)
-    if found.pairs:
+    if found.confusion:
         title, rows = found.class_table()
-        head = ["class", "images", "recall", "precision", "most often taken for"]
+        head = ["class", "images", "recall", "precision", "most often confused with"]
         show(stacked(table(title, head, rows, left=[0, 4])))
     print(found, file=sys.stderr)
     if as_json:

@@ -136,9 +136,10 @@ class TrainedModel(nn.Module):
                     )
                 return self(images)  # type: ignore[no-any-return]
             if isinstance(images, ImageLike) or not isinstance(images, Sequence):
+                hint = ": write [image]" if isinstance(images, ImageLike) else ""
                 raise ArgumentError(
                     "images are a list of paths or Pillow images, or a tensor, not "
-                    f"{described(images)}: write [image]"
+                    f"{described(images)}{hint}"
                 )
             parts = [images[at : at + AT_ONCE] for at in range(0, len(images), AT_ONCE)]
             with without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:

@@ -51,32 +51,35 @@ class Predicted:
         classes: Names of the classes, in label order.
         images: Images that were classified.
         unreadable: Images that could not be read.
-        right: Labelled images whose class was found.
         in_top: Labelled images whose class is among the `TOP` most likely ones.
-        pairs: Number of labelled images by label and found class; -1: outputs that are NaN.
+        confusion: Number of labelled images by label and found class; -1: outputs that are NaN.
     """
 
     classes: tuple[str, ...]
     images: int = 0
     unreadable: int = 0
-    right: int = 0
     in_top: int = 0
-    pairs: Counter[tuple[int, int]] = field(default_factory=Counter)
+    confusion: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     @property
     def labelled(self) -> int:
         """Images whose class is known."""
-        return self.pairs.total()
+        return self.confusion.total()
+
+    @property
+    def correct(self) -> int:
+        """Labelled images whose class was found."""
+        return sum(n for (label, guess), n in self.confusion.items() if label == guess)
 
     @property
     def accuracy(self) -> float | None:
         """Share of the labelled images whose class was found; `None` without labels."""
-        return self.right / self.labelled if self.pairs else None
+        return self.correct / self.labelled if self.confusion else None
 
     @property
     def top_accuracy(self) -> float | None:
         """Share of them whose class is among the `TOP` most likely; `None` with fewer classes."""
-        if not self.pairs or len(self.classes) <= TOP:
+        if not self.confusion or len(self.classes) <= TOP:
             return None
         return self.in_top / self.labelled
 
@@ -84,7 +87,7 @@ class Predicted:
         """The counts of each class that was an image's or was found, in label order."""
         there, found = Counter[int](), Counter[int]()
         others: dict[int, Counter[int]] = {}
-        for (label, guess), count in sorted(self.pairs.items()):
+        for (label, guess), count in sorted(self.confusion.items()):
             there[label] += count
             found[guess] += count
             if 0 <= guess < len(self.classes) and guess != label:
@@ -93,9 +96,17 @@ class Predicted:
         for label, name in enumerate(self.classes):
             if there[label] or found[label]:
                 ((other, times),) = others.get(label, Counter({label: 0})).most_common(1)
-                taken_for = self.classes[other] if times else ""
-                right = self.pairs[label, label]
-                rows.append(ClassCounts(name, there[label], right, found[label], taken_for, times))
+                confused_with = self.classes[other] if times else ""
+                rows.append(
+                    ClassCounts(
+                        name,
+                        images=there[label],
+                        correct=self.confusion[label, label],
+                        found=found[label],
+                        confused_with=confused_with,
+                        confusions=times,
+                    )
+                )
         return rows
 
     def class_table(self) -> tuple[str, list[list[str]]]:
@@ -111,7 +122,7 @@ class Predicted:
                 f"{one.images:,}",
                 "" if one.recall is None else percent(one.recall),
                 "" if one.precision is None else percent(one.precision),
-                f"{one.taken_for} ({one.times:,})" if one.taken_for else "",
+                f"{one.confused_with} ({one.confusions:,})" if one.confused_with else "",
             ]
             for one in found[:_MOST_ROWS]
         ]
@@ -120,10 +131,10 @@ class Predicted:
         words = [counted(self.images, "image")]
         if self.accuracy is not None:
             share = percent(self.accuracy)
-            words.append(f"accuracy {share} ({self.right:,} of {self.labelled:,})")
+            words.append(f"accuracy {share} ({self.correct:,} of {self.labelled:,})")
         if self.top_accuracy is not None:
             words.append(f"top-{TOP} {percent(self.top_accuracy)} ({self.in_top:,})")
-        if not self.pairs:
+        if not self.confusion:
             words.append("none with a label")
         elif self.labelled < self.images:
             words.append(f"{self.images - self.labelled:,} without a label")
@@ -137,8 +148,8 @@ class Predicted:
                 "images": one.images,
                 "recall": one.recall,
                 "precision": one.precision,
-                "taken_for": one.taken_for or None,
-                "times": one.times,
+                "confused_with": one.confused_with or None,
+                "confusions": one.confusions,
             }
             for one in self.by_class()
         ]
@@ -158,28 +169,28 @@ class ClassCounts(NamedTuple):
     Attributes:
         name: The class.
         images: Images of it.
-        right: Those of them that were found to be of it.
+        correct: Those of them that were found to be of it.
         found: All images that were found to be of it.
-        taken_for: The other class that its images were most often taken for; empty: none.
-        times: How often.
+        confused_with: The other class that its images were most often found to be of; empty: none.
+        confusions: How often.
     """
 
     name: str
     images: int
-    right: int
+    correct: int
     found: int
-    taken_for: str
-    times: int
+    confused_with: str
+    confusions: int
 
     @property
     def recall(self) -> float | None:
         """Share of its images that were found; `None` without images."""
-        return self.right / self.images if self.images else None
+        return self.correct / self.images if self.images else None
 
     @property
     def precision(self) -> float | None:
         """Share of right ones among those that were found; `None` if none was."""
-        return self.right / self.found if self.found else None
+        return self.correct / self.found if self.found else None
 
 
 class _Batch(NamedTuple):
@@ -391,6 +402,8 @@ def _computed(model: TrainedModel, job: Job, data: ImageData, feed: Feed) -> Ite
                 logits = logits_in(model.network(images))
             named = [names[index] for index in some.tolist()]
             yield _Batch(named, [numbers[label] for label in labels.tolist()], logits)
+    except OSError as error:  # else the table would be said not to be written
+        raise DataError(f"data={job.data}: an image cannot be read ({error})") from error
     finally:
         feed.close()
 
@@ -452,13 +465,12 @@ def _rows(model: TrainedModel, batch: _Batch, counts: Predicted) -> Iterator[tup
     before = (logits > logits.gather(1, labels.clamp(min=0)[:, None])).sum(dim=1)
     guesses = torch.where(has_guess, first, -1)
     counts.images += len(labels)
-    counts.right += int(((guesses == labels) & (labels >= 0)).sum())
     counts.in_top += int(((before < TOP) & has_guess & (labels >= 0)).sum())
     for name, label, guess, share, other in zip(
         batch.names, batch.labels, guesses.tolist(), shares, second, strict=True
     ):
         if label >= 0:
-            counts.pairs[label, guess] += 1
+            counts.confusion[label, guess] += 1
         own = model.class_name(label) if label >= 0 else ""
         if guess < 0:
             yield name, "", "nan", "", own
