@@ -25,7 +25,7 @@ from batchwright.workload.data import image_files
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.extras import missing
-from batchwright.workload.task import build_network, weights_normalization
+from batchwright.workload.task import build_network, library_normalization
 from samples import make_job, make_network, make_profile
 
 SIX = (0.5, 0.4, 0.3, 0.2, 0.3, 0.4)
@@ -100,6 +100,7 @@ TOLD = {"image_mean": SIX[:3], "image_std": SIX[3:], "rescale_factor": 1 / 255}
         (TOLD, "data", "data"),
         (TOLD, IMAGENET, IMAGENET),
         (TOLD | {"do_normalize": False}, "auto", (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)),
+        (TOLD | {"rescale_factor": None}, "auto", SIX),
         (TOLD | {"rescale_factor": 1 / 127.5, "rescale_offset": True}, "auto", "auto"),
         ({}, "auto", "auto"),
     ],
@@ -130,16 +131,16 @@ def test_timm_and_torchvision_say_what_their_weights_expect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built: Any = SimpleNamespace(pretrained_cfg={"mean": SIX[:3], "std": SIX[3:]})
-    assert weights_normalization("timm:any", built) == SIX
+    assert library_normalization("timm:any", built) == SIX
     built = SimpleNamespace(pretrained_cfg={"mean": (0.5,), "std": (0.5,)})  # of one channel
-    assert weights_normalization("timm:any", built) is None
+    assert library_normalization("timm:any", built) is None
     weights = SimpleNamespace(
         DEFAULT=SimpleNamespace(transforms=lambda: SimpleNamespace(mean=[*SIX[:3]], std=[*SIX[3:]]))
     )
     models = SimpleNamespace(get_model_weights=lambda name: {"any": weights}[name])
     monkeypatch.setattr(library_networks, "import_library", lambda _: models)
-    assert weights_normalization("torchvision:any", built) == SIX
-    assert weights_normalization("mine:network", built) is None
+    assert library_normalization("torchvision:any", built) == SIX
+    assert library_normalization("mine:network", built) is None
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
@@ -147,7 +148,7 @@ def test_the_libraries_themselves_say_it(name: str) -> None:
     library = name.partition(":")[0]
     pytest.importorskip(library, reason=missing(library), exc_type=(ImportError, RuntimeError))
     built = build_network(name, classes=3, side=32)
-    assert weights_normalization(name, built) == pytest.approx(IMAGENET)
+    assert library_normalization(name, built) == pytest.approx(IMAGENET)
 
 
 def test_a_checkpoint_and_a_delivered_network_say_how_they_were_trained(

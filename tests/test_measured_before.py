@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from batchwright.errors import PlanError
 from batchwright.records import Job
-from batchwright.records.documents import read_record, write_record
+from batchwright.records.documents import (
+    job_yaml,
+    load_job,
+    read_record,
+    write_record,
+    write_text,
+)
 from batchwright.workflows import prepare_job, verbs
 from batchwright.workflows.prepare_job import measured_before
 from batchwright.workflows.stopwatch import Stopwatch
@@ -44,6 +52,32 @@ def test_what_was_measured_is_planned_by_and_a_line_says_so(tmp_path, measured, 
     assert (found.job.epochs, found.job.goal.deadline) == (7, 60.0)
     assert found.steps == profile.steps
     assert "planning by it, with epochs=7, goal.deadline=60.0\n" in capsys.readouterr().err
+
+
+def test_an_earlier_versions_normalization_is_kept_whatever_the_weights_tell(
+    tmp_path, measured, capsys
+):
+    profile = measured(make_profile(job=make_job(weights="w.pt")))
+    told = (0.5, 0.4, 0.3, 0.2, 0.3, 0.4)
+    assert measured_before(tmp_path, asked(profile, normalize=told)) == profile
+    assert "was measured with normalize=auto, which is kept\n" in capsys.readouterr().err
+    measured(make_profile(job=make_job()))
+    with pytest.raises(PlanError, match=r"with normalize=auto, and normalize=0\.5"):
+        measured_before(tmp_path, make_job(normalize=told))
+
+
+def test_a_resumed_run_measures_on_with_the_earlier_versions_normalization(
+    tmp_path, measured, monkeypatch
+):
+    profile = measured(make_profile(job=make_job(weights="w.pt")))
+    write_text(job_yaml(profile.job), tmp_path / "job.yaml")
+    told = profile.job.model_copy(update={"normalize": (0.5, 0.4, 0.3, 0.2, 0.3, 0.4)})
+    monkeypatch.setattr(verbs, "ready", lambda _, judged: told)
+    monkeypatch.setattr(verbs, "_workers_of", lambda _: nullcontext())
+    monkeypatch.setattr(verbs, "_planned_in", None)
+    with pytest.raises(TypeError):
+        verbs.run(run_folder=tmp_path, resume=True)
+    assert load_job(tmp_path / "job.yaml").normalize == "auto"
 
 
 def test_open_trials_go_on_for_the_job_as_it_is_now(tmp_path, measured):

@@ -329,6 +329,30 @@ def test_both_heads_of_a_distilled_network_are_of_the_classes(tmp_path):
     assert [name for name, one in network.named_parameters() if one.requires_grad] == left
 
 
+class Normalized(nn.Module):
+    """A head of timm's: a normalization, then a layer."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.bn, self.linear = nn.BatchNorm1d(4), nn.Linear(4, classes)
+
+
+class TwoNormalizedHeads(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+        self.head, self.head_dist = Normalized(classes), Normalized(classes)
+
+
+def test_heads_that_are_modules_are_of_the_classes_too(tmp_path):
+    torch.save(TwoNormalizedHeads(7).state_dict(), tmp_path / "w.pt")
+    left = task.load_weights(network := TwoNormalizedHeads(3), tmp_path / "w.pt")
+    layers = ("head.linear", "head_dist.linear")
+    assert left == [f"{layer}.{one}" for layer in layers for one in ("weight", "bias")]
+    task.freeze(network, ["all-but-head"])
+    assert [name for name, one in network.named_parameters() if one.requires_grad] == left
+
+
 @pytest.mark.parametrize("resume", [False, True], ids=["begun", "resumed before a checkpoint"])
 def test_training_starts_from_the_jobs_weights(tmp_path, monkeypatch, resume):
     torch.save(build("vgg8", seed=1).state_dict(), tmp_path / "w.pt")
@@ -448,6 +472,8 @@ def test_patterns_that_match_nothing_or_everything_are_refused():
         task.freeze(build(), ["stage.*"])
     with pytest.raises(JobError, match="leaves no parameter to train"):
         task.freeze(build(), ["*"])
+    with pytest.raises(JobError, match="leaves no parameter to train"):
+        task.freeze(nn.Flatten(), [])
 
 
 def test_all_but_the_head_is_frozen_by_name_and_beside_patterns():

@@ -162,11 +162,11 @@ def _with_normalization(job: Job, network: nn.Module) -> Job:
         return job
     if not (pretrained or job.weights):
         return job
-    from batchwright.workload.task import told_normalization, weights_normalization
+    from batchwright.workload.task import file_normalization, library_normalization
 
-    told = told_normalization(job.weights) if job.weights else None
+    told = file_normalization(job.weights) if job.weights else None
     if told is None and pretrained:
-        told = weights_normalization(job.network, network)
+        told = library_normalization(job.network, network)
     if told is None:
         to_stderr(
             "note: the weights do not tell how images were normalized for them, so mean and "
@@ -597,6 +597,11 @@ def measured_before(folder: Path, job: Job) -> Profile | None:
             "its own in another folder (--out)"
         )
     job, changed = as_measured(job, profile), []
+    pretrained = job.weights or job.network_args.get("pretrained")
+    if pretrained and profile.job.normalize == "auto" and isinstance(job.normalize, tuple):
+        # Of an earlier version, which normalized by the training images whatever the weights.
+        job = job.model_copy(update={"normalize": "auto"})
+        to_stderr(f"{path} was measured with normalize=auto, which is kept")
     free = PLANNING_KEYS - {"workers", "resolutions"}
     for key, before, now in differences(profile.job, job):
         if key.partition(".")[0] in free.difference(TRAINED_KEYS if profile.trials else ()):

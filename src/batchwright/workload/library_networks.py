@@ -22,7 +22,7 @@ from batchwright.workload.extras import (
     nearest,
     without_waiting_for_the_hub,
 )
-from batchwright.workload.task import six_of
+from batchwright.workload.task import mean_and_std
 
 _AUXILIARY = "aux_logits"  # auxiliary classifiers, which no loss of ours would train
 
@@ -244,7 +244,7 @@ def timm_normalization(name: str, network: nn.Module) -> tuple[float, ...] | Non
     """What images are normalized by for timm's trained weights; see `NetworkSpec`."""
     del name
     told = getattr(network, "pretrained_cfg", None) or {}
-    return six_of(told.get("mean"), told.get("std"))
+    return mean_and_std(told.get("mean"), told.get("std"))
 
 
 def torchvision_normalization(name: str, network: nn.Module) -> tuple[float, ...] | None:
@@ -252,7 +252,7 @@ def torchvision_normalization(name: str, network: nn.Module) -> tuple[float, ...
     del network
     weights = import_library("torchvision.models").get_model_weights(name).DEFAULT
     preset = weights.transforms()
-    return six_of(getattr(preset, "mean", None), getattr(preset, "std", None))
+    return mean_and_std(getattr(preset, "mean", None), getattr(preset, "std", None))
 
 
 def transformers_normalization(name: str, network: nn.Module) -> tuple[float, ...] | None:
@@ -265,11 +265,11 @@ def transformers_normalization(name: str, network: nn.Module) -> tuple[float, ..
     except Exception:  # noqa: BLE001 - there is none, or it cannot be downloaded
         return None
     # Others see pixels of another range.
-    usual = told.get("do_rescale", True) and isclose(told.get("rescale_factor", 1 / 255), 1 / 255)
+    usual = told.get("do_rescale", True) and isclose(told.get("rescale_factor") or 1 / 255, 1 / 255)
     if not usual or told.get("rescale_offset"):
         return None
     if told.get("do_normalize", True):
-        return six_of(told.get("image_mean"), told.get("image_std"))
+        return mean_and_std(told.get("image_mean"), told.get("image_std"))
     return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
 
 

@@ -42,7 +42,7 @@ CHANNELS = 3  # of images; only data sets of the user's own may have other numbe
 ALL_BUT_HEAD = "all-but-head"
 """The pattern of job key ``frozen`` for all parameters but those of the last layer."""
 _SHOWN = 3  # names in a message
-_PARTS_SHOWN, _FEW_PARTS = 10, 5  # parts of a network in a message: most, and too few to help
+_PARTS_SHOWN, _FEW_PARTS = 10, 5  # parts of a network in a message: most, and fewest
 _SAFETENSORS = ".safetensors"
 # Where a checkpoint has its weights, in the order in which they are taken: averages first, as timm
 # does, whose script writes the names with `state_dict`. `model_ema` and `model` are torchvision's,
@@ -407,19 +407,20 @@ def load_weights(network: nn.Module, path: str | Path) -> list[str]:
 def heads_of(network: nn.Module) -> set[str]:
     """Names of the layers that give the logits: the last layer with weights.
 
-    Layers of the same shape beside it belong to it, since distilled networks have two heads.
+    Layers of the same shape and depth belong to it, since distilled networks have two heads.
     """
     layers = {
         name: [one.shape for one in module.parameters(recurse=False)]
         for name, module in network.named_modules()
     }
     layers = {name: shapes for name, shapes in layers.items() if shapes}
+    if not layers:
+        return set()
     last = [*layers][-1]
-    beside = last.rpartition(".")[0]
     return {
         name
         for name, shapes in layers.items()
-        if name.rpartition(".")[0] == beside and shapes == layers[last]
+        if name.count(".") == last.count(".") and shapes == layers[last]
     }
 
 
@@ -507,7 +508,7 @@ def trained_weights(checkpoint: Mapping[str, Any]) -> Any:
     return average if isinstance(average, Mapping) and average else checkpoint["model"]
 
 
-def weights_normalization(network: str, built: nn.Module) -> tuple[float, ...] | None:
+def library_normalization(network: str, built: nn.Module) -> tuple[float, ...] | None:
     """What images are normalized by for a library's trained weights: three means, three deviations.
 
     Args:
@@ -542,7 +543,7 @@ def built_side(network: str, arguments: Mapping[str, Any], side: int) -> int:
     return side if own is None else int(own)
 
 
-def told_normalization(path: str | Path) -> tuple[float, ...] | None:
+def file_normalization(path: str | Path) -> tuple[float, ...] | None:
     """How images were normalized for the weights in a file: three means and three deviations.
 
     Our checkpoints say it, and so does the ``config.json`` that `deliver` writes beside the
@@ -561,10 +562,10 @@ def told_normalization(path: str | Path) -> tuple[float, ...] | None:
         content = _content_of(path)
         content = content.get("input") if isinstance(content, Mapping) else None
     told = content if isinstance(content, Mapping) else {}
-    return six_of(told.get("mean"), told.get("std"))
+    return mean_and_std(told.get("mean"), told.get("std"))
 
 
-def six_of(mean: Any, std: Any) -> tuple[float, ...] | None:
+def mean_and_std(mean: Any, std: Any) -> tuple[float, ...] | None:
     """Means and deviations of red, green and blue as a job has them; `None` if they are no such."""
     try:
         found = tuple(float(one) for one in (*mean, *std))
