@@ -181,13 +181,13 @@ class AllReduceRun:
         with ExitStack() as stack:
             if self._group.size > 1:  # the others may wait in it for this worker
                 stack.enter_context(self.stepper.failing("session.evaluate()"))
-            self._group.announce("evaluates")
-            self._group.monitored_barrier()
             stack.enter_context(self.stepper.before_step())
             return self._evaluate(what)
 
     def _evaluate(self, what: Evaluation) -> dict[str, float]:
         started = time.perf_counter()
+        self._group.announce("evaluates")
+        self._group.monitored_barrier()
         self._take_into_average()
         self._merge_buffers()
         steps = self._sharing.steps
