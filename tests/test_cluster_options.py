@@ -207,6 +207,8 @@ def test_more_workers_than_were_measured_need_no_link_if_the_goal_allows_fewer()
     advised = "give goal.max_workers=2, or state the network"
     with pytest.raises(PlanError, match=rf"^goal\.kinds allows 8 .*{advised}"):
         planned(listed, [profile])
+    with pytest.raises(PlanError, match=rf"^goal\.max_workers allows 4 .*{advised}"):
+        planned(listed, [profile], max_workers=4)
     plan = planned(listed, [profile], max_workers=2)
     assert {one.workers for one in plan.considered} == {1, 2}
 

@@ -157,9 +157,9 @@ def test_worker_0_waits_for_nobody_that_has_left_before(quick_calls):
 
 def meeting(calls, rank, what="evaluates"):
     """The error with which a worker ends that begins something and waits for the others."""
-    calls[rank].begin(what)
+    calls[rank].announce(what)
     try:
-        calls[rank].meet(SECONDS)
+        calls[rank].monitored_barrier(SECONDS)
     except (LostWorkerError, TrainingError) as error:
         return error
 
@@ -182,8 +182,8 @@ def test_workers_meet_once_all_have_come_to_the_same(quick_calls):
 )
 def test_a_worker_that_goes_its_own_way_learns_what_another_does(before, what, doing, quick_calls):
     for _ in range(before + 1):  # more than this one, or something else
-        quick_calls[1].begin(doing)
-    quick_calls[2].begin(what)
+        quick_calls[1].announce(doing)
+    quick_calls[2].announce(what)
     quick_calls[2]._come()
     error = meeting(quick_calls, 0, what)
     assert isinstance(error, TrainingError)
@@ -200,26 +200,26 @@ def test_who_waits_for_the_others_learns_that_one_is_gone(quick_calls):
 
 def test_who_waits_for_the_others_does_not_wait_for_ever(quick_calls, monkeypatch):
     monkeypatch.setattr(heartbeat, "MISSED_BEATS", 1)
-    quick_calls[0].begin("evaluates")
+    quick_calls[0].announce("evaluates")
     late = (
         r"\) evaluates, and worker 1 \(.*\), worker 2 \(.*\) did not within 0\.05 s: worker [12] "
     )
     with pytest.raises(LostWorkerError, match=late):
-        quick_calls[0].meet(0.05)
+        quick_calls[0].monitored_barrier(0.05)
     assert not quick_calls[0]._failed  # or the others could not read why it leaves
 
 
 def test_who_waits_for_the_others_learns_that_one_is_silent(quick_calls, monkeypatch):
     """As where it was killed on another host: nothing in the store says so."""
     first, second, third = quick_calls
-    third.begin("evaluates")
+    third.announce("evaluates")
     third._come()
     fall_silent(second)
     first._patience = 0.0
     monkeypatch.setattr(first, "loss", lambda: "one is silent")
-    first.begin("evaluates")
+    first.announce("evaluates")
     with pytest.raises(LostWorkerError, match="one is silent"):
-        first.meet(SECONDS)
+        first.monitored_barrier(SECONDS)
 
 
 def test_who_has_met_the_others_and_goes_on_has_not_gone_another_way(quick_calls, monkeypatch):
@@ -230,9 +230,9 @@ def test_who_has_met_the_others_and_goes_on_has_not_gone_another_way(quick_calls
     def after_the_others(key):
         if key == "beat/1" and not others[0]._met:
             for call in others:
-                call.begin("has left the loop")
+                call.announce("has left the loop")
                 call._come()
-                call.begin("ends an epoch")
+                call.announce("ends an epoch")
                 call._beat()
         return read(key)
 
@@ -250,7 +250,7 @@ def test_who_waits_asks_for_all_the_others_at_once(quick_calls, monkeypatch):
             asked.append(len(keys))
             if len(asked) == 5:
                 for call in others:
-                    call.begin("evaluates")
+                    call.announce("evaluates")
                     call._come()
         return store.check(keys)
 
@@ -269,8 +269,8 @@ def test_in_a_group_of_the_users_own_its_timeout_holds_where_workers_meet(of_use
         backend = dist.distributed_c10d._get_default_group()._get_backend(group.device)
         if not hasattr(backend, "options"):
             pytest.skip("PyTorch is too old to tell it")
-        group._roll_call = SimpleNamespace(meet=given.append)
-        group.meet()
+        group._roll_call = SimpleNamespace(monitored_barrier=given.append)
+        group.monitored_barrier()
     finally:
         dist.destroy_process_group()
     assert given == [waits]

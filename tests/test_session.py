@@ -1095,6 +1095,8 @@ def test_a_run_leaves_its_records(tmp_path):
 
 
 def test_an_evaluation_between_two_steps_is_no_training(tmp_path, monkeypatch):
+    """Waiting for slower workers at its beginning is part of it."""
+
     class Clock:
         now = 0.0
 
@@ -1105,9 +1107,14 @@ def test_an_evaluation_between_two_steps_is_no_training(tmp_path, monkeypatch):
     for module in (clock, all_reduce_run):
         monkeypatch.setattr(module, "time", now)
 
+    def wait_for_slower_workers(group):
+        now.now += 7
+
     def metric(outputs, labels):
         now.now += 30
         return top1(outputs, labels)
+
+    monkeypatch.setattr(session.Group, "monitored_barrier", wait_for_slower_workers)
 
     with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=1)) as one:
         for _ in one.epochs():
@@ -1116,7 +1123,7 @@ def test_an_evaluation_between_two_steps_is_no_training(tmp_path, monkeypatch):
                 one.step(functional.cross_entropy(one.model(features), labels))
                 one.evaluate(Points(7), metric)
     (epoch,) = summary_in(tmp_path / "run").epochs
-    assert (epoch.training_seconds, epoch.evaluation_seconds) == (5, 150)
+    assert (epoch.training_seconds, epoch.evaluation_seconds) == (5, 185)
     assert epoch.workers[0].input_seconds == 0
 
 

@@ -376,11 +376,10 @@ def _check_fixed(b: float) -> None:
 
 def _check_share(which: str, batch: int, share: int, workers: float) -> None:
     if batch > share:
+        fewer = ", or fewer workers" if workers > 1 else ""
         raise PlanError(
             f"the {which} local batch, {batch}, is more than the {share} samples that a worker of "
-            f"{workers:g} gets in a round: give smaller dual.large_batches"
-            + ", or fewer workers"
-            * (workers > 1)
+            f"{workers:g} gets in a round: give smaller dual.large_batches{fewer}"
         )
 
 

@@ -283,33 +283,35 @@ class Group:
         if self.size > 1:
             self._transport.watch()
 
-    def begin(self, what: str) -> None:
-        """Note what this worker begins, for `meet`; all workers begin the same, in the same order.
+    def announce(self, what: str) -> None:
+        """Note what this worker begins, for `monitored_barrier`.
+
+        All workers begin the same, in the same order.
 
         Args:
             what: What it does, as in the sentence "worker 1 takes a step".
         """
         if self._roll_call is not None:
-            self._roll_call.begin(what)
+            self._roll_call.announce(what)
 
-    def meet(self) -> None:
-        """Wait until all workers have begun what this one has begun last; see `RollCall.meet`.
+    def monitored_barrier(self) -> None:
+        """Wait until all workers have begun what this one has begun last.
+
+        See `RollCall.monitored_barrier`.
 
         Raises:
             TrainingError: Another worker has begun something else instead.
             LostWorkerError: Another worker is gone or silent, or has not come in time.
         """
-        if self._roll_call is not None:
-            self._roll_call.meet(max(self._timeout, self._timeout_of_user))
-
-    @property
-    def _timeout_of_user(self) -> float:
-        """Seconds after which an exchange gives up in a group that the user's script has made."""
-        if self._owned:
-            return 0.0
-        backend = distributed_c10d._get_default_group()._get_backend(self.device)
-        options = getattr(backend, "options", None)  # older PyTorch has none of gloo's
-        return 0.0 if options is None else float(options._timeout.total_seconds())
+        if self._roll_call is None:
+            return
+        timeout = self._timeout
+        if not self._owned:  # the user's script has made the group, with a timeout of its own
+            backend = distributed_c10d._get_default_group()._get_backend(self.device)
+            options = getattr(backend, "options", None)  # older PyTorch has none of gloo's
+            if options is not None:
+                timeout = max(timeout, options._timeout.total_seconds())
+        self._roll_call.monitored_barrier(timeout)
 
     def give_up(self, error: BaseException) -> None:
         """Note an error, and abort exchanges that may never end; to be called first after it.

@@ -155,15 +155,15 @@ class RollCall:
         """Message of a `LostWorkerError` that names the gone worker, after `misses_one`."""
         return "lost contact with another worker: " + (self.inquire() or "one fell silent")
 
-    def begin(self, what: str) -> None:
+    def announce(self, what: str) -> None:
         """Note what this worker begins; all workers take part in each, in the same order."""
         self._begun = self._begun[0] + 1, what
 
-    def meet(self, timeout: float) -> None:
+    def monitored_barrier(self, timeout: float) -> None:
         """Wait until all workers have begun what this one has begun last.
 
-        Else an exchange of it would meet one of something else, and both workers would wait for a
-        timeout, or take the other's numbers for what they are not.
+        Otherwise its exchange would be paired with a different one: both workers would wait for a
+        timeout, or use each other's numbers wrongly.
 
         Args:
             timeout: Seconds to wait.
@@ -261,7 +261,7 @@ class RollCall:
         for rank in range(len(self._present)):
             if rank == self._rank:
                 continue
-            if self._is_gone(rank, words):
+            if self._read(f"word/{rank}") in words or self._has_ended(rank):
                 return True
             beat = self._read(f"beat/{rank}")
             known, since = self._seen.get(rank, (None, now))
@@ -371,10 +371,6 @@ class RollCall:
     def _read(self, key: str) -> str | None:
         """A value of the store; ``None`` where there is none, for which `Store.get` would wait."""
         return self._store.get(key).decode() if self._store.check([key]) else None
-
-    def _is_gone(self, rank: int, words: Sequence[str] = ("left", "failed")) -> bool:
-        """Whether a worker has left one of these words, or its process has ended."""
-        return self._read(f"word/{rank}") in words or self._has_ended(rank)
 
     def _has_ended(self, rank: int) -> bool:
         """Whether a worker is on this machine and its process has ended."""

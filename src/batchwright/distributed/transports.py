@@ -280,8 +280,9 @@ class Nccl(Queued):
         setting = os.environ.get(_WATCHDOG)
         if setting in (None, "2") or (setting == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
             os.environ[_WATCHDOG] = "0"
-        if os.environ[_WATCHDOG] == "0":  # it ends the process by this alone where it is to do so
-            # Of a GPU that has failed the worker itself learns, and says so.
+        if os.environ[_WATCHDOG] == "0":
+            # Else the watchdog still ends the process when the GPU fails, before the worker has
+            # reported it.
             os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         # After an error the watchdog sleeps four times as long, a minute by default, before it lets
         # go of the group: the process could not end before.

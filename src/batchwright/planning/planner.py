@@ -521,12 +521,12 @@ def _normalization_reasons(job: Job) -> tuple[Reason, ...]:
     """What images are normalized by; empty where it is open, so by the training images' own."""
     if job.normalize == "auto":
         return ()
-    why = "Mean and deviation of the training images, as asked."
+    why = "Mean and standard deviation of the training images, as asked."
     if job.normalize != "data":
         why = (
-            "Means of red, green and blue, then deviations: those that the weights at the start "
-            "were trained with, unless the job was given others. normalize=data takes those of the "
-            "training images."
+            "Means of red, green and blue, then standard deviations: those that the weights at the "
+            "start were trained with, unless the job was given others. normalize=data takes those "
+            "of the training images."
         )
     return (Chosen(as_written(job.normalize), why, "asked").reason("normalization"),)
 

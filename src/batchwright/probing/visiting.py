@@ -508,11 +508,10 @@ class Visitor:
         try:
             self.prepared = self._measuring.ask(command, commands.Prepared)
         except Killed:
+            fewer = ", or fewer workers" if self._workers > 1 else ""
             raise WorkerError(
                 f"network={self.job.network}: a worker was killed while it built the network and "
-                "took a first step (out of memory?): choose a smaller one"
-                + ", or fewer workers"
-                * (self._workers > 1)
+                f"took a first step (out of memory?): choose a smaller one{fewer}"
             ) from None
         if self.prepared.no_graphs:
             raise JobError(

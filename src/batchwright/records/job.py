@@ -231,7 +231,7 @@ def _warps(job: JobFields) -> Iterator[str]:
 
 
 def is_normalization(values: Sequence[float]) -> bool:
-    """Whether these are three means and three deviations, for pixels from 0 to 1."""
+    """Whether these are three means and three standard deviations, for pixels from 0 to 1."""
     right = len(values) == 6 and all(0 <= one <= 1 for one in values)
     return right and min(values[3:]) > 0
 
@@ -241,7 +241,7 @@ def _normalize(job: JobFields) -> Iterator[str]:
     if isinstance(given, tuple) and not is_normalization(given):
         yield (
             f"normalize={as_written(given)}: give data, or six numbers for pixels from 0 to 1: the "
-            "means of red, green and blue, then their deviations, each above 0"
+            "means of red, green and blue, then their standard deviations, each above 0"
         )
     if given != "auto" and source_of(job.data).as_they_come:
         yield (

@@ -95,11 +95,11 @@ class JobFields(Keys):
     )
     normalize: Literal["auto", "data"] | tuple[float, ...] = Field(
         "auto",
-        description="What images are normalized by: `data`, mean and deviation of the training "
-        "images; or six numbers for pixels from 0 to 1, the means of red, green and blue and then "
-        "their deviations. `auto`: those that the weights started from were trained with, where "
-        "these tell them (`network_args.pretrained`, or a `weights` file of ours), else as `data`. "
-        "Images from a function of yours stay as they are.",
+        description="What images are normalized by: `data`, mean and standard deviation of the "
+        "training images; or six numbers for pixels from 0 to 1, the means of red, green and blue "
+        "and then their standard deviations. `auto`: those that the weights started from were "
+        "trained with, where these tell them (`network_args.pretrained`, or a `weights` file of "
+        "ours), else as `data`. Images from a function of yours stay as they are.",
     )
     loss: str = Field(
         "cross_entropy",

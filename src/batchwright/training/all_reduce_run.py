@@ -181,13 +181,13 @@ class AllReduceRun:
         with ExitStack() as stack:
             if self._group.size > 1:  # the others may wait in it for this worker
                 stack.enter_context(self.stepper.failing("session.evaluate()"))
-            self._group.begin("evaluates")
-            self._group.meet()
             stack.enter_context(self.stepper.before_step())
             return self._evaluate(what)
 
     def _evaluate(self, what: Evaluation) -> dict[str, float]:
         started = time.perf_counter()
+        self._group.announce("evaluates")
+        self._group.monitored_barrier()
         self._take_into_average()
         self._merge_buffers()
         steps = self._sharing.steps
@@ -216,13 +216,12 @@ class AllReduceRun:
         Of one that is left before, the whole steps are kept.
 
         Raises:
-            RuntimeError: The loop was left for an error that it has caught, which others of several
-                workers may not have had.
+            RuntimeError: With several workers, the loop caught an error and was left.
         """
         if self._group.size > 1:
             self.stepper.refuse_failed()
-        self._group.begin("has left the loop")
-        self._group.meet()
+        self._group.announce("has left the loop")
+        self._group.monitored_barrier()
         steps = self._sharing.steps
         whole = steps is not None and self.state.step == len(steps) and not self.stepper.failed
         if self._batches is not None and whole:
@@ -309,7 +308,7 @@ class AllReduceRun:
 
     def _requests(self) -> StepRequests:
         """What this worker asks of the others at the step in progress, once in each."""
-        self._group.begin("takes a step")
+        self._group.announce("takes a step")
         most = self._plan.job.goal.deadline
         time_is_up = self.rank == 0 and most is not None and self._elapsed > most
         compared = self._group.size > 1 and self.state.step % DRIFT_STEPS == 0
@@ -341,7 +340,7 @@ class AllReduceRun:
             )
         if self._batches is not None:
             self._batches.end()
-        self._group.begin("ends an epoch")
+        self._group.announce("ends an epoch")
         self._sharing.end_epoch()
         self._batches = None
         record = meter.record(self.stage, self._worker_times(), self.noise_scale)

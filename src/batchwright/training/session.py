@@ -447,8 +447,8 @@ class Session:
         Raises:
             DataError: The data set is empty, or can only be iterated.
             ValueError: The metric gave something else than one value for each sample.
-            RuntimeError: The context was left; or an error of an evaluation or a step before was
-                caught that other workers may not have had.
+            RuntimeError: The context was left, or an error of a step before, or with several
+                workers of an evaluation before, was caught.
             TrainingError: Not even one sample fits into memory.
             Interrupted: A stop signal came; a checkpoint was written.
         """

@@ -170,12 +170,12 @@ def _with_normalization(job: Job, network: nn.Module) -> Job:
     if told is None:
         to_stderr(
             "note: the weights do not tell how images were normalized for them, so mean and "
-            "deviation are those of the training images; normalize= gives others"
+            "standard deviation are those of the training images; normalize= gives others"
         )
         return job
     to_stderr(
         f"images are normalized as for the weights: normalize={as_written(told)}; normalize=data "
-        "takes mean and deviation of the training images"
+        "takes mean and standard deviation of the training images"
     )
     return job.model_copy(update={"normalize": told})
 

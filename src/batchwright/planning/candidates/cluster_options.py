@@ -161,7 +161,8 @@ def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> Non
     most, measured = max(kind.count for kind in kinds), counts[-1]
     most = min(most, job.goal.max_workers or most)
     if most > measured and not link_given(job.link):
-        name = "goal.kinds" if job.goal.kinds else "goal.max_workers"
+        bounded = job.goal.max_workers == most or not job.goal.kinds
+        name = "goal.max_workers" if bounded else "goal.kinds"
         raise PlanError(
             f"{name} allows {most} workers, at most {measured} were measured together: probe with "
             f"workers={most}, give goal.max_workers={measured}, or state the network with "
