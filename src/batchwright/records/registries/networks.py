@@ -25,8 +25,8 @@ class NetworkSpec:
             change from step to step, so that a CUDA graph can repeat it.
         normalization: For a library, import string of a function (its name for the network, the
             network with trained weights) -> what images were normalized by for these weights,
-            three means and three deviations of red, green and blue from 0 to 1, or `None` where it
-            does not say. Unset: it never says.
+            three means and three standard deviations of red, green and blue from 0 to 1, or `None`
+            where it does not say. Unset: it never says.
         pretrained_side: For a library, import string of a function (its name for the network) ->
             the image side in pixels that a network with trained weights is built for whatever the
             job's is, or `None`. Unset: all are built for the job's.

@@ -75,8 +75,8 @@ def model_card(
         f"```python\nimport batchwright as bw\n\nmodel = bw.load_model({named})\n"
         "names = model.names(images)\n```",
         f"`images` are {what}, (n, {data.channels}, {side}, {side}); `model(tensor)` "
-        "gives logits. The weights alone are in `model.safetensors`, mean and deviation that the "
-        "network wants of its input in `config.json`."
+        "gives logits. The weights alone are in `model.safetensors`; `config.json` has mean and "
+        "standard deviation by which the network wants its input normalized."
         + (" `model.onnx` is the same network, with that in it." if onnx else ""),
         "## What it reached",
         _accuracy(summary, epoch),
