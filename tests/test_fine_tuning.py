@@ -25,7 +25,8 @@ from batchwright.workload.data import image_files
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.extras import missing
-from batchwright.workload.task import build_network, library_normalization
+from batchwright.workload.starting_weights import library_normalization
+from batchwright.workload.task import build_network
 from samples import make_job, make_network, make_profile
 
 SIX = (0.5, 0.4, 0.3, 0.2, 0.3, 0.4)

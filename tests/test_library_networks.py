@@ -16,7 +16,8 @@ from batchwright.records import Job
 from batchwright.records.documents import change_job
 from batchwright.records.registries.networks import network_spec
 from batchwright.workload.extras import missing
-from batchwright.workload.task import build_network, load_weights, logits_in, network_facts
+from batchwright.workload.starting_weights import load_weights
+from batchwright.workload.task import build_network, logits_in, network_facts
 
 SMALL = {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8}
 

@@ -24,7 +24,8 @@ from batchwright.records import Job, LearningRateRule
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.workload import muon
 from batchwright.workload.optimizers import without_compiler
-from batchwright.workload.task import build_network, build_optimizer, freeze
+from batchwright.workload.starting_weights import freeze
+from batchwright.workload.task import build_network, build_optimizer
 from far import Operations
 from test_probe import tiny_image_data, tiny_job
 from test_session import FEATURES, Images, Points, make_tiny_plan

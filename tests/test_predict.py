@@ -20,10 +20,10 @@ from batchwright.errors import ArgumentError, DataError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.documents import write_record
+from batchwright.workflows.delivery.class_counts import Predicted
 from batchwright.workflows.delivery.model_card import model_card
 from batchwright.workflows.delivery.predict import (
     HEAD,
-    Predicted,
     _Batch,
     _computed,
     _rows,

@@ -18,7 +18,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.training import loop
-from batchwright.workload import task
+from batchwright.workload import starting_weights, task
 from batchwright.workload.data.sources import open_data
 from samples import make_job, make_network
 
@@ -215,7 +215,7 @@ def test_facts_count_weights_exchanged_bytes_and_least_side():
     facts = task.network_facts("resnet8", network, 8)
     assert (facts.parameters, facts.trained_bytes) == (78_042, 4 * 78_042)
     assert facts.batch_norm
-    task.freeze(network, ["classifier.weight"])
+    starting_weights.freeze(network, ["classifier.weight"])
     assert task.network_facts("resnet8", network, 8).trained_bytes == 4 * (78_042 - 640)
 
     name = "mine:needs_five_pixels"
@@ -289,7 +289,7 @@ def test_weights_come_back_from_what_programs_write(tmp_path, wrap):
     source = build(seed=1)
     torch.save(wrap(source.state_dict()), tmp_path / "w.pt")
     network = build(seed=2)
-    assert task.load_weights(network, tmp_path / "w.pt") == []
+    assert starting_weights.load_weights(network, tmp_path / "w.pt") == []
     assert same(network, source)
 
 
@@ -298,17 +298,17 @@ def test_weights_come_back_from_safetensors(tmp_path):
     source, network = build(seed=1), build(seed=2)
     path = tmp_path / "w.safetensors"
     path.write_bytes(files.save({k: one.contiguous() for k, one in source.state_dict().items()}))
-    assert task.load_weights(network, path) == []
+    assert starting_weights.load_weights(network, path) == []
     assert same(network, source)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(FileError, match=r"w\.safetensors: damaged, or not written by safetensors$"):
-        task.load_weights(network, path)
+        starting_weights.load_weights(network, path)
 
 
 def test_a_prefix_that_the_network_has_itself_stays(tmp_path):
     source, network = (nn.ModuleDict({"model": build(seed=seed)}) for seed in (1, 2))
     torch.save({"state_dict": under("module.", source.state_dict())}, tmp_path / "w.pt")
-    assert task.load_weights(network, tmp_path / "w.pt") == []
+    assert starting_weights.load_weights(network, tmp_path / "w.pt") == []
     assert same(network, source)
 
 
@@ -323,9 +323,9 @@ class TwoHeads(nn.Module):
 
 def test_both_heads_of_a_distilled_network_are_of_the_classes(tmp_path):
     torch.save(TwoHeads(7).state_dict(), tmp_path / "w.pt")
-    left = task.load_weights(network := TwoHeads(3), tmp_path / "w.pt")
+    left = starting_weights.load_weights(network := TwoHeads(3), tmp_path / "w.pt")
     assert left == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
-    task.freeze(network, ["all-but-head"])
+    starting_weights.freeze(network, ["all-but-head"])
     assert [name for name, one in network.named_parameters() if one.requires_grad] == left
 
 
@@ -346,10 +346,10 @@ class TwoNormalizedHeads(nn.Module):
 
 def test_heads_that_are_modules_are_of_the_classes_too(tmp_path):
     torch.save(TwoNormalizedHeads(7).state_dict(), tmp_path / "w.pt")
-    left = task.load_weights(network := TwoNormalizedHeads(3), tmp_path / "w.pt")
+    left = starting_weights.load_weights(network := TwoNormalizedHeads(3), tmp_path / "w.pt")
     layers = ("head.linear", "head_dist.linear")
     assert left == [f"{layer}.{one}" for layer in layers for one in ("weight", "bias")]
-    task.freeze(network, ["all-but-head"])
+    starting_weights.freeze(network, ["all-but-head"])
     assert [name for name, one in network.named_parameters() if one.requires_grad] == left
 
 
@@ -375,7 +375,7 @@ def test_a_classifier_of_other_classes_stays_fresh_and_is_reported(tmp_path):
     state = {f"module.{name}": value for name, value in source.state_dict().items()}
     torch.save(state, tmp_path / "w.pt")
     network, fresh = build(seed=2), build(seed=2)
-    left = task.load_weights(network, tmp_path / "w.pt")
+    left = starting_weights.load_weights(network, tmp_path / "w.pt")
     assert left == ["classifier.weight", "classifier.bias"]
     assert torch.equal(network.classifier.weight, fresh.classifier.weight)
     assert same(network.stages, source.stages)
@@ -385,7 +385,7 @@ def test_tensors_missing_from_the_file_are_reported(tmp_path):
     state = build(seed=1).state_dict()
     del state["classifier.bias"]
     torch.save(state, tmp_path / "w.pt")
-    assert task.load_weights(build(), tmp_path / "w.pt") == ["classifier.bias"]
+    assert starting_weights.load_weights(build(), tmp_path / "w.pt") == ["classifier.bias"]
 
 
 def test_weights_of_another_network_are_refused_in_one_line(tmp_path):
@@ -394,10 +394,10 @@ def test_weights_of_another_network_are_refused_in_one_line(tmp_path):
     fresh = build("resnet18")
     torch.save(build("vgg8").state_dict(), path)
     with pytest.raises(FileError, match=r"fit nowhere in the network: stages.0.0.weight, .*\.\.\."):
-        task.load_weights(network, path)
+        starting_weights.load_weights(network, path)
     torch.save(build("resnet8").state_dict(), path)
     with pytest.raises(FileError, match="has shape"):
-        task.load_weights(network, path)
+        starting_weights.load_weights(network, path)
     assert same(network, fresh)
 
 
@@ -420,7 +420,7 @@ def test_a_file_without_weights_is_refused_in_one_line(tmp_path, content, messag
     else:
         torch.save(content, path)
     with pytest.raises(FileError, match=message) as caught:
-        task.load_weights(build(), path)
+        starting_weights.load_weights(build(), path)
     assert "\n" not in str(caught.value)
 
 
@@ -429,11 +429,11 @@ def test_a_truncated_or_absent_file_is_refused_in_one_line(tmp_path):
     torch.save(build().state_dict(), path)
     path.write_bytes(path.read_bytes()[:20_000])
     with pytest.raises(FileError, match="damaged"):
-        task.load_weights(build(), path)
+        starting_weights.load_weights(build(), path)
     with pytest.raises(FileError, match=r"cannot be read \(No such file"):
-        task.load_weights(build(), tmp_path / "other.pt")
+        starting_weights.load_weights(build(), tmp_path / "other.pt")
     with pytest.raises(FileError, match=r"cannot be read \(Is a directory"):
-        task.load_weights(build(), tmp_path)
+        starting_weights.load_weights(build(), tmp_path)
 
 
 def test_a_file_with_code_in_it_does_not_run(tmp_path):
@@ -443,13 +443,13 @@ def test_a_file_with_code_in_it_does_not_run(tmp_path):
 
     torch.save({"model": Trap()}, tmp_path / "w.pt")
     with pytest.raises(FileError, match="not plain tensors"):
-        task.load_weights(build(), tmp_path / "w.pt")
+        starting_weights.load_weights(build(), tmp_path / "w.pt")
     assert not (tmp_path / "sprung").exists()
 
 
 def test_frozen_parts_keep_weights_and_statistics_while_the_rest_trains():
     network = build()
-    task.freeze(network, ["stem.*", "stages.0.*"])
+    starting_weights.freeze(network, ["stem.*", "stages.0.*"])
     before = {name: value.clone() for name, value in network.state_dict().items()}
     optimizer = task.build_optimizer(network, Job(), 0.1)
     task.set_training(network)
@@ -469,16 +469,16 @@ def test_patterns_that_match_nothing_or_everything_are_refused():
         "all-but-head freezes all but classifier$"
     )
     with pytest.raises(JobError, match=said):
-        task.freeze(build(), ["stage.*"])
+        starting_weights.freeze(build(), ["stage.*"])
     with pytest.raises(JobError, match="leaves no parameter to train"):
-        task.freeze(build(), ["*"])
+        starting_weights.freeze(build(), ["*"])
     with pytest.raises(JobError, match="leaves no parameter to train"):
-        task.freeze(nn.Flatten(), [])
+        starting_weights.freeze(nn.Flatten(), [])
 
 
 def test_all_but_the_head_is_frozen_by_name_and_beside_patterns():
     for patterns in (["all-but-head"], ["stem.*", "all-but-head"]):
-        task.freeze(network := build(), patterns)
+        starting_weights.freeze(network := build(), patterns)
         trained = [name for name, one in network.named_parameters() if one.requires_grad]
         assert trained == ["classifier.weight", "classifier.bias"]
 

@@ -15,7 +15,8 @@ from batchwright.errors import BatchwrightError
 from batchwright.planning.planner import make_plan
 from batchwright.training.evaluate import weight_average
 from batchwright.training.evaluate.weight_average import WeightAverage
-from batchwright.workload.task import build_network, trained_weights
+from batchwright.workload.starting_weights import trained_weights
+from batchwright.workload.task import build_network
 from far import Operations
 from samples import make_profile
 from test_objectives import PROFILE, reason

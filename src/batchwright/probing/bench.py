@@ -30,13 +30,8 @@ from batchwright.workload.loss import build_loss
 from batchwright.workload.loss_scaling import LossScale
 from batchwright.workload.passes.compilation import Compilation, compile_training
 from batchwright.workload.passes.recomputation import recompute
-from batchwright.workload.task import (
-    build_network,
-    build_optimizer,
-    freeze,
-    load_weights,
-    set_training,
-)
+from batchwright.workload.starting_weights import freeze, load_weights
+from batchwright.workload.task import build_network, build_optimizer, set_training
 from batchwright.workload.tensor_bytes import bytes_of, lasting_bytes
 
 SMALLEST_BATCH = 2

@@ -33,13 +33,8 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, open_data, resized
 from batchwright.workload.host import dtype_of, enter, resolve_device
 from batchwright.workload.loss import Loss, build_loss
-from batchwright.workload.task import (
-    build_network,
-    build_optimizer,
-    freeze,
-    load_weights,
-    set_training,
-)
+from batchwright.workload.starting_weights import freeze, load_weights
+from batchwright.workload.task import build_network, build_optimizer, set_training
 
 
 def train(

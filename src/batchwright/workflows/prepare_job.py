@@ -162,7 +162,7 @@ def _with_normalization(job: Job, network: nn.Module) -> Job:
         return job
     if not (pretrained or job.weights):
         return job
-    from batchwright.workload.task import file_normalization, library_normalization
+    from batchwright.workload.starting_weights import file_normalization, library_normalization
 
     told = file_normalization(job.weights) if job.weights else None
     if told is None and pretrained:
@@ -444,10 +444,8 @@ def _refuse_fewer_gpus(plan: Plan, folder: Path) -> None:
             f"to continue with {here}, start `torchrun --standalone --nproc-per-node {here} "
             f"-m batchwright {words}`"
         )
-    raise PlanError(
-        f"{folder} has {plan.workers} workers, and here {here} GPU{'s are' * (here > 1) or ' is'} "
-        f"visible: {hint}"
-    )
+    visible = "1 GPU is" if here == 1 else f"{here} GPUs are"
+    raise PlanError(f"{folder} has {plan.workers} workers, and here {visible} visible: {hint}")
 
 
 def check_workload(plan: Plan) -> nn.Module:
@@ -483,12 +481,8 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
     """Build the job's network and loss; a wrong name, file or pattern is refused at once."""
     from batchwright.workload.loss import build_loss, check_loss
     from batchwright.workload.passes.recomputation import recompute
-    from batchwright.workload.task import (
-        build_network,
-        check_sides,
-        freeze,
-        load_weights,
-    )
+    from batchwright.workload.starting_weights import freeze, load_weights
+    from batchwright.workload.task import build_network, check_sides
 
     sides = _sides(job, data)
     network = build_network(

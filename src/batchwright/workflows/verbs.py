@@ -519,7 +519,7 @@ def run(
         held.enter_context(_workers_of(job))
         job = ready(job, judged=True)
         before = measured_before(folder, job) if resume else None
-        if before is not None:  # of an earlier version, it keeps that one's
+        if before is not None:  # an earlier version may have normalized images by another rule
             job = job.model_copy(update={"normalize": before.job.normalize})
         if not resume:
             folder = held.enter_context(new_run_folder(run_folder, job))

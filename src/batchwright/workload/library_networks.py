@@ -22,7 +22,7 @@ from batchwright.workload.extras import (
     nearest,
     without_waiting_for_the_hub,
 )
-from batchwright.workload.task import mean_and_std
+from batchwright.workload.starting_weights import mean_and_std
 
 _AUXILIARY = "aux_logits"  # auxiliary classifiers, which no loss of ours would train
 

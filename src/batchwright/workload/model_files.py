@@ -54,9 +54,9 @@ class TrainedModel(nn.Module):
         mean: Mean of each channel, of RGB values in [0, 1]; empty: the input is not normalized.
         std: Standard deviation of each channel.
 
-    ``classes`` and ``side`` are attributes, too.
-
     Attributes:
+        classes: As given.
+        side: As given.
         class_numbers: Number of each class, by its name.
     """
 

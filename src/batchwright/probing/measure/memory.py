@@ -22,7 +22,8 @@ from batchwright.workload.data.store_writer import PIXELS
 from batchwright.workload.host import autocast, free_memory, identity, release_memory
 from batchwright.workload.muon import Muon
 from batchwright.workload.passes.recomputation import recompute
-from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
+from batchwright.workload.starting_weights import freeze
+from batchwright.workload.task import build_network, build_optimizer, set_training
 from batchwright.workload.tensor_bytes import counting_tensors
 
 

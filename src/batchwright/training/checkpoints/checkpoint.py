@@ -23,7 +23,7 @@ from batchwright.errors import FileError
 from batchwright.records import Plan
 from batchwright.storage.files import sync
 from batchwright.training.checkpoints.saved_values import from_plain, to_plain
-from batchwright.workload.task import load_tensors
+from batchwright.workload.starting_weights import load_tensors
 
 FORMAT = "batchwright-checkpoint/1"
 

@@ -52,7 +52,7 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
         raise ArgumentError(f'checkpoint={checkpoint!r}: give "best" or "last"')
     summary = read_summary(run)
     from batchwright.training.checkpoints.checkpoint import load_checkpoint
-    from batchwright.workload.task import built_side, trained_weights
+    from batchwright.workload.starting_weights import built_side, trained_weights
 
     path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
     if checkpoint == "best" and not path.exists():  # the run was never evaluated

@@ -209,7 +209,8 @@ class Planner:
         return self._data[key]
 
     def _network_of(self, job: Job) -> NetworkFacts:
-        from batchwright.workload.task import build_network, freeze, network_facts
+        from batchwright.workload.starting_weights import freeze
+        from batchwright.workload.task import build_network, network_facts
 
         key = json.dumps([job.network, job.network_args, job.resolutions, job.frozen])
         if key not in self._networks:
