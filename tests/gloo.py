@@ -1,15 +1,18 @@
 """Real worker processes for tests: joined by gloo, each with a time limit.
 
-python -m gloo RANK PIPE
+python -m gloo RANK PIPE STACKS
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import random
+import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections import deque
@@ -18,6 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +33,7 @@ from batchwright.distributed.processes import PARENT_PID, leave
 _ENVIRONMENT = dict(os.environ)  # as it is before any test
 _PARTS = 16  # of the ports, for so many processes of a test run
 _given: deque[int] = deque(maxlen=100)  # the last ports
+_SHOW = signal.SIGRTMIN  # which nothing else uses, and loader processes do not ignore
 SECONDS = 300  # until processes that hang are ended; a busy machine may take long
 
 
@@ -43,6 +48,7 @@ class Worker:
     def __init__(self, rank: int, server: forked.Server | None = None) -> None:
         self._rank = rank
         self._pipe, theirs = Pipe()
+        self._shown = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
         with theirs:
             self.process = self._begin(theirs, server)
 
@@ -52,10 +58,21 @@ class Worker:
 
     def answer(self, what: str, seconds: float = SECONDS) -> Any:
         """What the work returned."""
-        assert self._pipe.poll(max(0, seconds)), f"{what} took more than {SECONDS} s"
+        if not self._pipe.poll(max(0, seconds)):
+            where = f"worker {self._rank} and its loader processes are here:\n{self._stacks()}"
+            raise AssertionError(f"{what} took more than {SECONDS} s; {where}")
         value, failure = pickle.loads(self._pipe.recv_bytes())
         assert failure is None, f"worker {self._rank}:\n{failure}"
         return value
+
+    def _stacks(self) -> str:
+        """Where all threads of it, and of the loader processes that it has started, are."""
+        pid = self.process.pid
+        for one in [pid, *_children(pid)]:
+            os.kill(one, _SHOW)
+            time.sleep(1)
+        self._shown.seek(0)
+        return self._shown.read().decode()
 
     def end(self) -> int:
         """Have it end as a worker does that has done all; its exit code."""
@@ -69,15 +86,15 @@ class Worker:
         self._pipe.close()
 
     def _begin(self, pipe: Connection, server: forked.Server | None) -> Process:
-        number = pipe.fileno()
+        files = [pipe.fileno(), self._shown.fileno()]
         with open(2, "wb", closefd=False) as log:
             return forked.begin(
                 "gloo",
-                [str(self._rank), str(number)],
+                [str(self._rank), *map(str, files)],
                 server=server,
                 environment={**_ENVIRONMENT, "PYTHONPATH": forked.with_tests(_ENVIRONMENT)},
                 log=log,
-                files=[number],
+                files=files,
             )
 
 
@@ -126,6 +143,11 @@ def crew_with(*more: str) -> Iterator[Crew]:
             crew.close()
 
 
+def _children(pid: int) -> list[int]:
+    """The processes that the main thread of a process has started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def free_port() -> int:
     """A port that nobody has at present, and that was not given just before.
 
@@ -172,5 +194,6 @@ def _describe_group(rank: int, workers: int, port: int) -> None:
 
 if __name__ == "__main__":
     os.environ.pop(PARENT_PID, None)  # it has the environment of a launcher's worker, not of ours
+    faulthandler.register(_SHOW, int(sys.argv[3]))
     serve(int(sys.argv[1]), Connection(int(sys.argv[2])))
     leave(0)
