@@ -533,12 +533,13 @@ def trained_by(network, optimizer, passes=3):
         ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
         ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": False}),
         ("adamw", torch.optim.AdamW, {}),
+        ("adamw", torch.optim.AdamW, {"betas": (0.5, 0.75), "eps": 0.1}),
     ],
 )
 def test_optimizers_do_what_torchs_own_do_bit_by_bit(name, kind, options):
     ours, theirs = build(), build()
     theirs.load_state_dict(ours.state_dict())
-    job = Job(optimizer=name, weight_decay=0.0, nesterov=options.get("nesterov", True))
+    job = Job(optimizer=name, weight_decay=0.0, **{"nesterov": True, "momentum": 0.9} | options)
     optimizer = task.build_optimizer(ours, job, 0.1)
     plain = kind(
         [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
+from math import ceil
 from operator import attrgetter
 
 from batchwright.errors import PlanError
@@ -12,7 +13,7 @@ from batchwright.planning.methods.simulated import with_link
 from batchwright.planning.resolution import settled, sides
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
 from batchwright.records.job import PASS_KEYS, as_written, check_job, method_keys
-from batchwright.records.registries.optimizers import AUTO
+from batchwright.records.registries.optimizers import AUTO, MUON, SGD
 from batchwright.records.text.formatting import counted
 
 PLANNING_KEYS = frozenset(
@@ -148,6 +149,21 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={value} does nothing without a target: give goal.accuracy, with "
                 "goal.objective=auto or target-accuracy"
             )
+    for key in ("betas", "eps"):
+        value = getattr(job, key)
+        if job.optimizer in ("auto", SGD.name, MUON.name) and value != getattr(usual, key):
+            found.append(
+                f"{key}={as_written(value)} does nothing with optimizer={job.optimizer}: it is for "
+                "adamw"
+            )
+    evaluations = ceil(job.asked_epochs / job.evaluate_epochs)
+    if job.goal.patience is not None and job.goal.patience >= evaluations:
+        found.append(
+            f"goal.patience={job.goal.patience} does nothing with "
+            f"{counted(evaluations, 'evaluation')}: give at most {evaluations - 1}"
+            if evaluations > 1
+            else f"goal.patience={job.goal.patience} does nothing with 1 evaluation: leave it out"
+        )
     if job.goal.accuracy is not None and job.goal.target is None:
         found.append(
             f"goal.accuracy={job.goal.accuracy:g} does not end the training with "

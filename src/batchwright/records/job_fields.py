@@ -32,6 +32,7 @@ from batchwright.records.job_sections import (
     Server,
     Slurm,
     Virtual,
+    written,
 )
 from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
 from batchwright.records.registries.launchers import LAUNCHERS, Launcher
@@ -42,6 +43,7 @@ from batchwright.records.registries.presets import PRESETS, Preset
 from batchwright.records.registries.registry import Named, explained, listed
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
+Kept = Annotated[float, Field(ge=0, lt=1)]
 
 
 class JobFields(Keys):
@@ -151,6 +153,19 @@ class JobFields(Keys):
         True,
         description="Whether `sgd` has Nesterov's momentum; `false`: plain. `muon` always has "
         "Nesterov's.",
+    )
+    betas: Annotated[
+        tuple[Kept, Kept],
+        written("betas", "give two numbers from 0 to below 1, such as betas=0.9,0.95"),
+    ] = Field(
+        (0.9, 0.999),
+        description="For `adamw`: the shares that its averages of the gradient and of the "
+        "gradient's square keep at each step.",
+    )
+    eps: Positive = Field(
+        1e-8,
+        description="For `adamw`: what is added to the root of the second average, by which the "
+        "first is divided.",
     )
     weight_decay: NonNegative = Field(
         5e-4, description="Decay of weight matrices and kernels; norms and biases have none."

@@ -165,7 +165,7 @@ class AllReduceRun:
     @property
     def _done(self) -> bool:
         """Whether nothing is left to train; all workers agree, from the same records."""
-        return self.state.epoch >= self._plan.epochs or self._recorder.reached
+        return self.state.epoch >= self._plan.epochs or self._recorder.over
 
     def batches(self) -> Iterator[Batch]:
         """The micro-batches that are left of the current epoch."""

@@ -34,6 +34,8 @@ _WORDS = {
     "hflip",
     "optimizer=sgd": "optim optimiser opt solver",
     "momentum=0.9": "mom sgd_momentum beta",
+    "betas=0.9,0.95, both of AdamW's": "beta1 beta2 adam_beta1 adam_beta2 adam_betas opt_betas",
+    "eps=1e-8, that of AdamW": "epsilon adam_eps adam_epsilon opt_eps",
     "weight_decay=0.0005": "wd l2 weightdecay",
     "learning_rate=0.1, the rate at base_batch": "lr lr0 rate alpha base_lr initial_lr init_lr "
     "lr_base max_lr peak_lr learning_rate_init step_size",
@@ -83,6 +85,8 @@ _WORDS = {
     "goal.deadline=2h, or in seconds": "deadline time_limit max_time max_seconds",
     "goal.accuracy=0.9, where training is to end": "accuracy target target_accuracy",
     "goal.confidence=0.9, of reaching goal.accuracy": "confidence",
+    "goal.patience=5, the evaluations without a rise after which training ends": "patience "
+    "early_stop early_stopping early_stopping_patience",
     "--out FOLDER on the command line, run_folder=FOLDER in Python": "out output output_dir "
     "out_dir outdir save_dir log_dir logdir run_dir run_folder work_dir",
     "--resume --out FOLDER on the command line, resume=True with run_folder=FOLDER in Python": (
@@ -107,9 +111,6 @@ _ABSENT = {
         "mixup mixup_alpha cutmix cutmix_alpha"
     ),
     "the classes are those of the data: leave it out": "num_classes n_classes classes nb_classes",
-    "training ends after epochs, at goal.accuracy or at goal.deadline": (
-        "patience early_stop early_stopping early_stopping_patience"
-    ),
 }
 ABSENT_WORDS = {word: hint for hint, words in _ABSENT.items() for word in words.split()}
 """Hints for words of other programs that no key of ours stands for."""
@@ -156,6 +157,8 @@ def default_words(value: Any) -> str:
         return f"`{str(value).lower()}`"
     if value == {}:
         return "none"
+    if isinstance(value, tuple) and value:
+        return f"`{','.join(map(str, value))}`"
     return {None: "unset", (): "none", "": "unset"}.get(value) or f"`{value}`"
 
 

@@ -226,7 +226,7 @@ class ServerCoordinator:
             self.round_log.complete(
                 rank, exchange_seconds=settled.exchange, evaluation_seconds=settled.evaluation
             )
-            if self._recorder.reached:  # those that wait for others are done as well
+            if self._recorder.over:  # those that wait for others are done as well
                 self._hand_out()
             self.lock.notify_all()
 
@@ -234,10 +234,10 @@ class ServerCoordinator:
 
     @property
     def finished(self) -> bool:
-        """Whether every sample of every epoch was trained on, or the goal's accuracy is reached."""
+        """Whether every sample of every epoch was trained on, or an evaluation ended training."""
         with self.lock:
             ended = self.server is not None and self.server.rounds.finished
-            return ended or self._recorder.reached
+            return ended or self._recorder.over
 
     @property
     def deserted(self) -> bool:

@@ -242,7 +242,7 @@ class SimulatedRounds(Turns):
             self._waiting.add(rank)
             return
         merges = server.merges
-        ticket = None if self._recorder.reached else server.take(rank)
+        ticket = None if self._recorder.over else server.take(rank)
         if ticket is None:
             self._record_round(rank, pull=0.0)
             self._schedule_scoring(merges)

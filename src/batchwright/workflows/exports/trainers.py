@@ -293,7 +293,7 @@ def _optimizer(made: Recipe) -> str:
     momentum, decay = f"momentum={job.momentum!r}", f"{job.weight_decay!r}"
     kinds = {
         "sgd": f"torch.optim.SGD(groups, lr={rate!r}, {momentum}, nesterov={job.looks_ahead})",
-        "adamw": f"torch.optim.AdamW(groups, lr={rate!r})",
+        "adamw": f"torch.optim.AdamW(groups, lr={rate!r}, betas={job.betas!r}, eps={job.eps!r})",
         "muon": f"bw.muon(model, lr={rate!r}, {momentum}, weight_decay={decay})",
     }
     if made.plan.update not in kinds:
@@ -375,9 +375,9 @@ def deepspeed(plan: Plan, target: Target) -> str:
             "deepspeed's configuration has no key for compile=on, with which this plan's times "
             "were measured: plan again with compile=off, or train with batchwright train"
         )
-    kinds = {
+    kinds: dict[str, tuple[str, dict[str, object]]] = {
         "sgd": ("SGD", {"momentum": job.momentum, "nesterov": job.looks_ahead}),
-        "adamw": ("AdamW", {}),
+        "adamw": ("AdamW", {"betas": [*job.betas], "eps": job.eps}),
     }
     if plan.update not in kinds:
         raise PlanError(
@@ -432,6 +432,7 @@ def timm(plan: Plan, target: Target) -> str:
         "opt": kinds[plan.update],
         "momentum": job.momentum,
         "weight_decay": job.weight_decay,
+        **({"opt_betas": [*job.betas], "opt_eps": job.eps} if plan.update == "adamw" else {}),
         "lr": rate,
         "sched": "cosine",
         "sched_on_updates": True,
