@@ -74,6 +74,7 @@ OTHER_VALUES = Job(
     optimizer="adamw",
     momentum=0.8,
     nesterov=False,
+    checkpoint_epochs=10,
     betas=(0.8, 0.95),
     eps=1e-6,
     weight_decay=0.01,

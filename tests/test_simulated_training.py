@@ -689,6 +689,13 @@ def test_training_ends_by_patience_and_stays_ended(kind, tmp_path):
     stays_ended(plan, tmp_path, summary, weights)
 
 
+@pytest.mark.parametrize("kind", ["plain", "asp"])
+def test_checkpoints_of_some_epochs_stay(kind, tmp_path):
+    train(plan_of(kind, epochs=4, checkpoint_epochs=2), tmp_path)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("epoch-*"))
+    assert kept == ["epoch-2.pt", "epoch-4.pt"]
+
+
 def stays_ended(plan, tmp_path, summary, weights):
     again, same_weights = train(plan, tmp_path, resume=True)
     assert told(again) == told(summary)

@@ -19,7 +19,7 @@ from batchwright.records.text.formatting import counted
 PLANNING_KEYS = frozenset(
     (
         *("ags", "average_weights", "base_batch", "checkpoint_seconds", "checkpoint_steps"),
-        *("clip_norm", "cycle", "decay", "dual", "epochs", "evaluate_epochs"),
+        *("checkpoint_epochs", "clip_norm", "cycle", "decay", "dual", "epochs", "evaluate_epochs"),
         *("global_batch", "goal"),
         *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
         *("micro_batch", "most_local_batch", "port", "rebalance", "rebalance_steps"),

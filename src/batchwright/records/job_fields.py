@@ -341,6 +341,12 @@ class JobFields(Keys):
         description="Steps between checkpoints, besides `checkpoint_seconds`. More where the "
         "disk is still writing the last one: training does not wait for it.",
     )
+    checkpoint_epochs: Count | None = Field(
+        None,
+        description="Epochs between checkpoints that are kept for good, as "
+        "`checkpoints/epoch-N.pt`, each as large as `last.pt`. Unset: none; `last.pt` and "
+        "`best.pt` are there in any case.",
+    )
     timeout: Annotated[float, Field(gt=0, le=1e6), TIMED] = Field(
         120.0, description="Seconds after which a collective without an answer gives up."
     )

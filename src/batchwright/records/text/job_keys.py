@@ -79,6 +79,8 @@ _WORDS = {
     "check_val_every_n_epoch",
     "checkpoint_seconds=60": "save_every save_freq save_steps save_interval checkpoint_every "
     "checkpoint_interval",
+    "checkpoint_epochs=10, which keeps every tenth": "save_epochs save_epoch_freq save_every_epoch "
+    "checkpoint_hist save_top_k save_total_limit",
     "port=29500": "master_port rdzv_port",
     "probe.budget=10s, or in seconds": "budget probe_budget probe_seconds",
     "goal.memory=8GiB, or in bytes": "memory max_memory memory_limit gpu_memory",

@@ -80,6 +80,7 @@ class ServerCoordinator:
         self._answers: dict[int, Answer] = {}
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # seconds of the run, rounds ahead
         self._stop = 0
+        self._kept: dict[int, Weights] = {}
 
     # ----------------------------------------------------------------------------- coming and going
 
@@ -284,6 +285,12 @@ class ServerCoordinator:
         with self.lock:
             return self.evaluations.take_best()
 
+    def take_kept(self) -> dict[int, Weights]:
+        """The models that are to stay and were not taken yet, by the number of epochs trained."""
+        with self.lock:
+            kept, self._kept = self._kept, {}
+            return kept
+
     def dismiss(self, word: Farewell | Stopped) -> list[Transport]:
         """Give all workers that wait a last answer; returns the connections of the others."""
         with self.lock:
@@ -422,6 +429,8 @@ class ServerCoordinator:
         assert self.server is not None  # noqa: S101 - it has just taken the push
         if self._plan.evaluates_after(epoch):
             self.evaluations.want(epoch, rank)
+        if self._plan.keeps_after(epoch):
+            self._kept[epoch + 1] = self.server.weights
         followed = self._plan.job.dual.shares != "planned" and len(self._speeds.seconds) > 1
         if followed and not self.finished:
             rounds = self.server.rounds
