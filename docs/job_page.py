@@ -93,6 +93,7 @@ TIME = "s, or as 90s, 2h"
 
 UNITS = {
     "val": "share",
+    "body_rate": "ratio",
     "label_smoothing": "share",
     "dropout": "share",
     "rotation": "turns",
@@ -177,6 +178,7 @@ EXAMPLES = {
     "network_args": "{pretrained: true}",
     "weights": "runs/a/checkpoints/best.pt",
     "frozen": "stem.*,stages.0.*",
+    "body_rate": "0.1",
     "normalize": "0.485,0.456,0.406,0.229,0.224,0.225",
     "loss": "my_losses:focal",
     "label_smoothing": "0.1",

@@ -64,6 +64,7 @@ OTHER_VALUES = Job(
     network_args={"pretrained": True, "rate": 0.5},
     weights="weights.pt",
     frozen=("stem.*", "stages.0.*"),
+    body_rate=0.1,
     normalize=(0.5, 0.5, 0.5, 0.2, 0.2, 0.25),
     loss="mine:loss",
     label_smoothing=0.1,

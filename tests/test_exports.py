@@ -515,6 +515,7 @@ def test_what_a_trainer_cannot_follow_is_refused(name: str) -> None:
         (make_cyclic_plan(), "stages"),
         (make_plan(method="dynamic-batch"), "shares follow speed"),
         (uneven, "32 to 64 samples"),
+        (make_plan(job=make_job(body_rate=0.1)), r"body_rate=0\.1 gives two rates"),
     ):
         with pytest.raises(PlanError, match=why) as refused:
             exported(plan, name)

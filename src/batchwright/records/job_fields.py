@@ -42,6 +42,8 @@ from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.registries.presets import PRESETS, Preset
 from batchwright.records.registries.registry import Named, explained, listed
 
+ALL_BUT_HEAD = "all-but-head"
+"""The pattern of job key ``frozen`` for all parameters but those of the last layer."""
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 Kept = Annotated[float, Field(ge=0, lt=1)]
 
@@ -94,6 +96,14 @@ class JobFields(Keys):
         (),
         description="Parameters that are not trained: name patterns such as `stages.0.*`, or "
         "`all-but-head`, all but those of the last layer.",
+    )
+    body_rate: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Learning rate of all layers but the last, over that of the last layer, which "
+        "has the plan's. Below 1, weights that were learnt before change less than a new last "
+        "layer; `frozen=all-but-head` leaves them as they are.",
     )
     normalize: Literal["auto", "data"] | tuple[float, ...] = Field(
         "auto",

@@ -26,6 +26,8 @@ _WORDS = {
     "weights=PATH, to start from": "checkpoint ckpt init init_from initial_checkpoint",
     "frozen=stages.0.*": "freeze freeze_layers frozen_layers",
     "frozen=all-but-head": "freeze_backbone freeze_encoder linear_probe linear_probing head_only",
+    "body_rate=0.1, the other layers' rate over the last one's": "backbone_lr lr_backbone "
+    "backbone_lr_mult layer_decay lr_mult head_lr discriminative_lr",
     "normalize=data, or three means and three standard deviations": "mean std normalization",
     "loss=cross_entropy": "criterion loss_fn loss_function",
     "label_smoothing=0.1": "smoothing",

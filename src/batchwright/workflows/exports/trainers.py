@@ -79,6 +79,7 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
         plan,
         trainer,
         (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
+        (plan.job.body_rate != 1, f"body_rate={plan.job.body_rate:g} gives two rates"),
         (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
     )
     stage = first.model_copy(update={"epochs": plan.likely_epochs()})
