@@ -13,7 +13,7 @@ from batchwright.planning.methods.simulated import with_link
 from batchwright.planning.resolution import settled, sides
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
 from batchwright.records.job import PASS_KEYS, as_written, check_job, method_keys
-from batchwright.records.registries.optimizers import AUTO, MUON, SGD
+from batchwright.records.registries.optimizers import AUTO
 from batchwright.records.text.formatting import counted
 
 PLANNING_KEYS = frozenset(
@@ -151,7 +151,7 @@ def idle_keys(job: Job) -> tuple[str, ...]:
             )
     for key in ("betas", "eps"):
         value = getattr(job, key)
-        if job.optimizer in ("auto", SGD.name, MUON.name) and value != getattr(usual, key):
+        if job.optimizer in ("auto", *AUTO) and value != getattr(usual, key):
             found.append(
                 f"{key}={as_written(value)} does nothing with optimizer={job.optimizer}: it is for "
                 "adamw"

@@ -418,7 +418,10 @@ def timm(plan: Plan, target: Target) -> str:
     made = recipe(plan, "timm")
     plan = made.plan
     job, rule = plan.job, plan.learning_rate
-    kinds = {"sgd": "sgd" if job.looks_ahead else "momentum", "adamw": "adamw"}
+    kinds: dict[str, dict[str, object]] = {
+        "sgd": {"opt": "sgd" if job.looks_ahead else "momentum"},
+        "adamw": {"opt": "adamw", "opt_betas": [*job.betas], "opt_eps": job.eps},
+    }
     if plan.update not in kinds:
         raise PlanError(f"timm gets optimizer=sgd or adamw from us, not {plan.update}")
     if rule.decay != "cosine":
@@ -430,10 +433,9 @@ def timm(plan: Plan, target: Target) -> str:
         "batch_size": made.batch,
         "grad_accum_steps": made.accumulation,
         "input_size": [3, plan.top_resolution, plan.top_resolution],
-        "opt": kinds[plan.update],
+        **kinds[plan.update],
         "momentum": job.momentum,
         "weight_decay": job.weight_decay,
-        **({"opt_betas": [*job.betas], "opt_eps": job.eps} if plan.update == "adamw" else {}),
         "lr": rate,
         "sched": "cosine",
         "sched_on_updates": True,
