@@ -165,6 +165,22 @@ def test_what_is_resumed_from_is_written_before_the_best(run, slow_disk, monkeyp
     assert written == ["best", "last", "best"]
 
 
+def test_those_that_stay_are_written_before_what_is_resumed_from(run, slow_disk, monkeypatch):
+    """Else a run that was killed in between would go on without them."""
+    written = []
+    save = checkpoint_writer.save_checkpoint
+    monkeypatch.setattr(
+        checkpoint_writer,
+        "save_checkpoint",
+        lambda path, *args, **kwargs: (written.append(path.stem), save(path, *args, **kwargs)),
+    )
+    for name in ("best", "last", "epoch-1", "best", "epoch-2"):
+        run.save(name)
+    slow_disk.set()
+    run.keeper.settle()
+    assert written == ["best", "epoch-1", "epoch-2", "last", "best"]
+
+
 @pytest.mark.parametrize("older", [0.5, None])
 def test_a_best_that_a_killed_run_has_not_written_is_not_taken_for_written(run, older):
     if older is not None:

@@ -629,7 +629,10 @@ def test_a_trained_run_whose_plan_is_lost_is_told_so_and_how_to_have_it_back(
             ("deliver", "nothing", "--out", "model", "width=3"),
             "takes network=NAME alone, not width",
         ),
-        (("deliver", "nothing", "--out", "model", "--checkpoint", "new"), 'give "best" or "last"'),
+        (
+            ("deliver", "nothing", "--out", "model", "--checkpoint", "new"),
+            'give "best", "last", or',
+        ),
     ],
 )
 def test_trackers_and_deliveries_that_cannot_be_are_refused(refused, words, said):

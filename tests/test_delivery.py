@@ -44,6 +44,23 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_a_checkpoint_that_was_kept_is_delivered_with_its_own_accuracy(run, tmp_path):
+    folder = tmp_path / "run"
+    one = trained(folder, checkpoint_epochs=1)
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("epoch-*"))
+    assert kept == ["epoch-1.pt", "epoch-2.pt"]
+    card = bw.deliver(folder, tmp_path / "model", checkpoint="epoch-1").read_text()
+    assert f"After epoch 1: {percent(one.epochs[0].top1)} of the held-out images" in card
+    first, last = (load_checkpoint(folder / "checkpoints" / name) for name in kept)
+    assert first["state"]["epoch"] == 1
+    assert not torch.equal(first["model"]["head.weight"], last["model"]["head.weight"])
+    at_end = load_checkpoint(folder / "checkpoints" / "last.pt")
+    assert torch.equal(last["model"]["head.weight"], at_end["model"]["head.weight"])
+    with pytest.raises(FileError, match=r"of single epochs there are: epoch-1, epoch-2$"):
+        bw.deliver(folder, tmp_path / "other", checkpoint="epoch-3")
+
+
+@pytest.mark.slow
 def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
     card = bw.deliver(run.run_folder, tmp_path / "model", licence="cc0-1.0").read_text()
     assert card.startswith("---\nlicense: cc0-1.0\npipeline_tag: image-classification\n")
@@ -254,7 +271,7 @@ def test_a_network_of_ones_own_is_named_again_and_may_not_go_into_onnx(tmp_path)
 
 
 def test_what_cannot_be_delivered_is_refused_in_a_line(tmp_path):
-    with pytest.raises(ArgumentError, match='checkpoint=\'newest\': give "best" or "last"'):
+    with pytest.raises(ArgumentError, match='checkpoint=\'newest\': give "best", "last", or "e'):
         bw.deliver(tmp_path, tmp_path / "model", checkpoint="newest")
     for licence in ("mit\nmodel-index: x", "", "a b", "x" * 99, "[mit]"):
         with pytest.raises(ArgumentError, match="give its identifier, such as apache"):

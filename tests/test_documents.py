@@ -64,6 +64,7 @@ OTHER_VALUES = Job(
     network_args={"pretrained": True, "rate": 0.5},
     weights="weights.pt",
     frozen=("stem.*", "stages.0.*"),
+    body_rate=0.1,
     normalize=(0.5, 0.5, 0.5, 0.2, 0.2, 0.25),
     loss="mine:loss",
     label_smoothing=0.1,
@@ -74,6 +75,9 @@ OTHER_VALUES = Job(
     optimizer="adamw",
     momentum=0.8,
     nesterov=False,
+    checkpoint_epochs=10,
+    betas=(0.8, 0.95),
+    eps=1e-6,
     weight_decay=0.01,
     learning_rate=0.003,
     base_batch=64,
@@ -157,6 +161,7 @@ OTHER_VALUES = Job(
     ),
     probe=ProbeSettings(budget=3, error=0.1, steps=4, kind="t4", learning=0.2),
     goal=Goal(
+        patience=7,
         objective="time",
         doubling_gain=0.1,
         least_steps=5,
@@ -524,7 +529,8 @@ def test_an_unknown_key_gets_the_nearest_one_suggested(text, near):
         ("mixup", "no key does that: mix batches in a loop of your own"),
         ("rand-augment", "no key does that: change single images in a data set of yours"),
         ("num_classes", "the classes are those of the data"),
-        ("patience", "training ends after epochs"),
+        ("patience", "write, for instance, goal.patience=5"),
+        ("adam_beta2", "write, for instance, betas=0.9,0.95"),
     ],
 )
 def test_what_no_key_does_is_said_in_place_of_a_key_that_looks_alike(word, said):

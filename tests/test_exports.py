@@ -409,6 +409,25 @@ def test_the_optimizer_is_the_plans(name: str, tmp_path: Path) -> None:
     assert type(with_muon["optimizer"](model)).__name__ == "Muon"
     with_adamw = module(exported(plan.model_copy(update={"update": "adamw"}), name), tmp_path)
     assert type(with_adamw["optimizer"](model)) is torch.optim.AdamW
+    assert with_adamw["optimizer"](model).defaults["betas"] == (0.9, 0.999)
+    job = plan.job.model_copy(update={"betas": (0.8, 0.9), "eps": 1e-6})
+    own = plan.model_copy(update={"job": job, "update": "adamw"})
+    groups = module(exported(own, name), tmp_path)["optimizer"](model).param_groups
+    assert [(one["betas"], one["eps"]) for one in groups] == [((0.8, 0.9), 1e-6)] * 2
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "timm"])
+def test_adamws_own_settings_are_written(name: str) -> None:
+    job = make_plan().job.model_copy(update={"betas": (0.8, 0.9), "eps": 1e-6})
+    plan = make_plan(job=job, update="adamw")
+    written = yaml.safe_load(exported(plan, name))
+    if name == "timm":
+        assert (written["opt_betas"], written["opt_eps"]) == ([0.8, 0.9], 1e-6)
+        assert "opt_betas" not in yaml.safe_load(exported(make_plan(), name))
+    else:
+        options = written["optimizer"]["params"]
+        assert (options["betas"], float(options["eps"])) == ([0.8, 0.9], 1e-6)
+        assert "betas" not in yaml.safe_load(exported(make_plan(), name))["optimizer"]["params"]
 
 
 def test_batches_are_cut_into_equal_passes(tmp_path: Path) -> None:
@@ -496,6 +515,7 @@ def test_what_a_trainer_cannot_follow_is_refused(name: str) -> None:
         (make_cyclic_plan(), "stages"),
         (make_plan(method="dynamic-batch"), "shares follow speed"),
         (uneven, "32 to 64 samples"),
+        (make_plan(job=make_job(body_rate=0.1)), r"body_rate=0\.1 gives two rates"),
     ):
         with pytest.raises(PlanError, match=why) as refused:
             exported(plan, name)

@@ -250,6 +250,21 @@ def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
         ),
         ({"goal": {"accuracy": 0.1}}, ["goal.accuracy=0.1 is reached by guessing, which is right"]),
         ({"goal": {"accuracy": 0.11}}, []),
+        (
+            {"betas": (0.8, 0.9)},
+            ["betas=0.8,0.9 does nothing with optimizer=auto: it is for adamw"],
+        ),
+        ({"eps": 0.1, "optimizer": "muon"}, ["eps=0.1 does nothing with optimizer=muon"]),
+        ({"betas": (0.8, 0.9), "eps": 0.1, "optimizer": "adamw"}, []),
+        (
+            {"epochs": 9, "evaluate_epochs": 2, "goal": {"patience": 5}},
+            ["goal.patience=5 does nothing with 5 evaluations: give at most 4"],
+        ),
+        (
+            {"epochs": 2, "evaluate_epochs": 2, "goal": {"patience": 5}},
+            ["goal.patience=5 does nothing with 1 evaluation: leave it out"],
+        ),
+        ({"epochs": 9, "evaluate_epochs": 2, "goal": {"patience": 4}}, []),
         ({"method": "cyclic", "cycle": {"batches": (64, 32)}}, []),
         ({"method": "hybrid", "workers": 2, "dual": {"extra_time": 1.1}}, []),
         ({}, []),

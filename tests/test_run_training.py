@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from batchwright.algorithms.checkpointing import assumed_bytes
 from batchwright.errors import FileError
 from batchwright.records import RunSummary, run_folder
 from batchwright.records.documents import job_yaml, write_record, write_text
@@ -141,3 +143,19 @@ def test_a_damaged_summary_does_not_keep_a_run_from_going_on(run, tmp_path):
     plan = make_summary().plan
     with pytest.raises(Started):
         run_training.conduct(tmp_path, plan, Stopwatch(), resume=True)
+
+
+def test_a_disk_without_room_for_the_checkpoints_that_stay_is_told(tmp_path, monkeypatch, capsys):
+    usage = SimpleNamespace(free=0)
+    monkeypatch.setattr(run_training, "disk_usage", lambda folder: usage)
+    plan = make_plan(job=make_job(checkpoint_epochs=10))
+    each = assumed_bytes(plan.network, averages=False)
+    usage.free = 3 * each
+    run_training.warn_of_kept(tmp_path, plan)
+    run_training.warn_of_kept(tmp_path, make_plan())
+    assert capsys.readouterr().err == ""
+    usage.free -= 1
+    run_training.warn_of_kept(tmp_path, plan)
+    line = capsys.readouterr().err
+    assert line.startswith("warning: checkpoint_epochs=10 keeps 3 checkpoints of some ")
+    assert line.endswith("left: free some, or give a larger checkpoint_epochs\n")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoints
 from batchwright.training.parameter_server.messages import Hello, Settled, Trained
 from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
@@ -216,6 +217,19 @@ def test_a_run_that_goes_on_has_its_weights_and_does_not_wait_for_the_gone(tmp_p
     again.come(1)
     again.coordinator.give_up(0)
     assert again.answer(1).ticket is not None
+
+
+def test_models_of_some_epochs_stay(tmp_path):
+    plan = make_server_plan((6, 6), epochs=4)
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"checkpoint_epochs": 2})})
+    served = begun(plan, tmp_path)
+    for _ in range(4):
+        served.train(0, 1)
+        served.keeper.save_last()
+    served.keeper.settle()
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.glob("epoch-*")) == ["epoch-2.pt", "epoch-4.pt"]
+    assert load_checkpoint(folder / "epoch-2.pt")["state"]["epoch"] == 2
 
 
 # ------------------------------------------------------------------------------------------ shares

@@ -30,6 +30,7 @@ from batchwright.errors import (
     TrainingError,
 )
 from batchwright.records import AgsRule, RunSummary
+from batchwright.records.run import stalled_epoch
 from batchwright.training import loop
 from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.batches.sampler import epoch_order, step_sizes
@@ -675,6 +676,27 @@ def test_training_ends_where_the_target_is_reached_and_stays_ended(kind, tmp_pat
     summary, weights = train(plan, tmp_path)
     assert len(summary.epochs) in ((2,) if kind in ("plain", "dynamic-batch") else (2, 3))
     assert "goal.accuracy=0.01 is reached" in (tmp_path / "metrics.jsonl").read_text()
+    stays_ended(plan, tmp_path, summary, weights)
+
+
+@pytest.mark.parametrize("kind", ["plain", "dynamic-batch", "asp", "bsp"])
+def test_training_ends_by_patience_and_stays_ended(kind, tmp_path):
+    plan = plan_of(kind, epochs=8, goal={"patience": 1})
+    summary, weights = train(plan, tmp_path)
+    last = stalled_epoch(plan, summary.epochs)
+    assert len(summary.epochs) - last.epoch in ((1,) if plan.server is None else (1, 2))
+    assert "goal.patience=1 ended training" in (tmp_path / "metrics.jsonl").read_text()
+    stays_ended(plan, tmp_path, summary, weights)
+
+
+@pytest.mark.parametrize("kind", ["plain", "asp"])
+def test_checkpoints_of_some_epochs_stay(kind, tmp_path):
+    train(plan_of(kind, epochs=4, checkpoint_epochs=2), tmp_path)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("epoch-*"))
+    assert kept == ["epoch-2.pt", "epoch-4.pt"]
+
+
+def stays_ended(plan, tmp_path, summary, weights):
     again, same_weights = train(plan, tmp_path, resume=True)
     assert told(again) == told(summary)
     assert same(weights, same_weights)

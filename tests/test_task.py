@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from batchwright.errors import FileError, JobError
+from batchwright.planning.candidates.learnt import expected_of
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.registries.networks import NETWORKS
@@ -533,12 +534,13 @@ def trained_by(network, optimizer, passes=3):
         ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
         ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": False}),
         ("adamw", torch.optim.AdamW, {}),
+        ("adamw", torch.optim.AdamW, {"betas": (0.5, 0.75), "eps": 0.1}),
     ],
 )
 def test_optimizers_do_what_torchs_own_do_bit_by_bit(name, kind, options):
     ours, theirs = build(), build()
     theirs.load_state_dict(ours.state_dict())
-    job = Job(optimizer=name, weight_decay=0.0, nesterov=options.get("nesterov", True))
+    job = Job(optimizer=name, weight_decay=0.0, **{"nesterov": True, "momentum": 0.9} | options)
     optimizer = task.build_optimizer(ours, job, 0.1)
     plain = kind(
         [
@@ -600,3 +602,42 @@ def test_a_network_of_ours_for_other_channels_than_the_data_have_is_refused():
     network = task.build_network("resnet8", classes=10, side=8, arguments={"channels": 1})
     with pytest.raises(JobError, match="cannot take images of 3 channels"):
         task.network_facts("resnet8", network, 8)
+
+
+# ---------------------------------------------------------------------- the last layer's own rate
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_all_layers_but_the_last_have_a_share_of_its_rate(name):
+    network = build()
+    usual = task.build_optimizer(network, Job(optimizer=name), 0.1)
+    optimizer = task.build_optimizer(network, Job(optimizer=name, body_rate=0.25), 0.1)
+    heads = task.heads_of(network)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    found = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
+    for group in usual.param_groups:
+        for parameter in group["params"]:
+            ours = found[names[id(parameter)]]
+            share = 1 if names[id(parameter)].rpartition(".")[0] in heads else 0.25
+            assert ours == {**group, "params": ours["params"], "lr": share * group["lr"]}
+    assert optimizer.param_groups[0]["lr"] == 0.1  # what a run tells is the last layer's
+    assert (len(usual.param_groups), len(optimizer.param_groups)) == (2, 4) or name == "muon"
+    trained_by(network, optimizer)
+
+
+def test_a_body_that_is_not_trained_has_no_rate():
+    network = build()
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name.rpartition(".")[0] in task.heads_of(network))
+    optimizer = task.build_optimizer(network, Job(optimizer="sgd", body_rate=0.25), 0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
+    with pytest.raises(JobError, match=r"body_rate=0\.25 with frozen=all-but-head: only the last"):
+        Job(body_rate=0.25, frozen=("all-but-head",))
+
+
+def test_nothing_is_expected_of_a_body_with_its_own_rate_without_trials():
+    """The other tasks' trainings had one rate for all layers."""
+    facts = open_data(make_job()).facts
+    assert expected_of(Job(device="cpu"), facts) is not None
+    assert expected_of(Job(device="cpu", body_rate=0.25), facts) is None

@@ -28,9 +28,14 @@ _BYTES = 4  # of a weight
 _DISK = 200e6  # bytes per second, assumed
 
 
+def assumed_bytes(network: NetworkFacts, *, averages: bool) -> int:
+    """Assumed size of a checkpoint: weights, momentum and an average if any."""
+    return _BYTES * network.parameters + (1 + averages) * network.trained_bytes
+
+
 def assumed_cost(network: NetworkFacts, *, averages: bool) -> float:
-    """Assumed seconds of a checkpoint: weights, momentum and an average if any, at 200 MB/s."""
-    return (_BYTES * network.parameters + (1 + averages) * network.trained_bytes) / _DISK
+    """Assumed seconds of a checkpoint: its `assumed_bytes`, at 200 MB/s."""
+    return assumed_bytes(network, averages=averages) / _DISK
 
 
 def young_interval(cost: float, mean_seconds: float) -> float:

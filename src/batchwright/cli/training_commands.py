@@ -173,7 +173,9 @@ def deliver(
     checkpoint: Annotated[
         str,
         typer.Option(
-            metavar="best|last", help="Which weights: those of the best epoch, or of the last."
+            metavar="best|last|epoch-N",
+            help="Which weights: of the best epoch, of the last, or after N epochs, where "
+            "checkpoint_epochs has kept them.",
         ),
     ] = "best",
     licence: Annotated[
@@ -190,7 +192,7 @@ def deliver(
     card = delivered(
         run,
         out,
-        checkpoint=checkpoint,  # type: ignore[arg-type] # `deliver` checks it
+        checkpoint=checkpoint,
         licence=licence,
         onnx=onnx,
         network=keys.get("network"),
@@ -219,7 +221,8 @@ def predict(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            metavar="best|last", help="Which weights of a run: of the best epoch, or of the last."
+            metavar="best|last|epoch-N",
+            help="Which weights of a run: of the best epoch, of the last, or after N epochs.",
         ),
     ] = None,
     as_json: JsonFlag = False,

@@ -121,6 +121,7 @@ from batchwright.records import (
 )
 from batchwright.records.base import Method
 from batchwright.records.job import as_written, check_job
+from batchwright.records.text.formatting import counted
 
 
 def make_plan(
@@ -512,6 +513,7 @@ def _assembled(
             *scaling_reasons(job, stages, least, rule, update, by_runs=ags_by_runs),
             *averaging_reasons(job),
             *_normalization_reasons(job),
+            *_patience_reasons(job),
         ),
         **predicted,
     )
@@ -529,6 +531,19 @@ def _normalization_reasons(job: Job) -> tuple[Reason, ...]:
             "of the training images."
         )
     return (Chosen(as_written(job.normalize), why, "asked").reason("normalization"),)
+
+
+def _patience_reasons(job: Job) -> tuple[Reason, ...]:
+    """When training may end before its last epoch for want of progress; empty if it never does."""
+    if job.goal.patience is None:
+        return ()
+    times = counted(job.goal.patience, "evaluation")
+    why = (
+        "Training ends once so many in a row have brought no held-out accuracy above the best one "
+        "before. When that will be is not predicted: the plan's times and costs are of all epochs, "
+        "so they are upper bounds."
+    )
+    return (Chosen(times, why, "asked").reason("patience"),)
 
 
 def _progress(

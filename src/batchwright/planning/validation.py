@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
+from math import ceil
 from operator import attrgetter
 
 from batchwright.errors import PlanError
@@ -18,7 +19,7 @@ from batchwright.records.text.formatting import counted
 PLANNING_KEYS = frozenset(
     (
         *("ags", "average_weights", "base_batch", "checkpoint_seconds", "checkpoint_steps"),
-        *("clip_norm", "cycle", "decay", "dual", "epochs", "evaluate_epochs"),
+        *("checkpoint_epochs", "clip_norm", "cycle", "decay", "dual", "epochs", "evaluate_epochs"),
         *("global_batch", "goal"),
         *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
         *("micro_batch", "most_local_batch", "port", "rebalance", "rebalance_steps"),
@@ -148,6 +149,21 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={value} does nothing without a target: give goal.accuracy, with "
                 "goal.objective=auto or target-accuracy"
             )
+    for key in ("betas", "eps"):
+        value = getattr(job, key)
+        if job.optimizer in ("auto", *AUTO) and value != getattr(usual, key):
+            found.append(
+                f"{key}={as_written(value)} does nothing with optimizer={job.optimizer}: it is for "
+                "adamw"
+            )
+    evaluations = ceil(job.asked_epochs / job.evaluate_epochs)
+    if job.goal.patience is not None and job.goal.patience >= evaluations:
+        found.append(
+            f"goal.patience={job.goal.patience} does nothing with "
+            f"{counted(evaluations, 'evaluation')}: give at most {evaluations - 1}"
+            if evaluations > 1
+            else f"goal.patience={job.goal.patience} does nothing with 1 evaluation: leave it out"
+        )
     if job.goal.accuracy is not None and job.goal.target is None:
         found.append(
             f"goal.accuracy={job.goal.accuracy:g} does not end the training with "

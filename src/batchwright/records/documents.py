@@ -49,7 +49,7 @@ _WRITTEN_BY = {  # the verb that writes a kind of record
 }
 _TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}  # the verb that reads it
 _LISTS = (  # keys that take several values, separated by commas
-    *("frozen", "normalize", "resolutions", "track", "dual.large_batches"),
+    *("betas", "frozen", "normalize", "resolutions", "track", "dual.large_batches"),
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
     *("virtual.sample_seconds", "virtual.step_seconds"),
     *("cycle.keep", "cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),

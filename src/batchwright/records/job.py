@@ -12,7 +12,7 @@ from pydantic import ValidationError, model_validator
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records.base import html_table
-from batchwright.records.job_fields import JobFields
+from batchwright.records.job_fields import ALL_BUT_HEAD, JobFields
 from batchwright.records.registries.data_sources import secret_in, source_of
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.text.job_keys import job_keys, job_problem
@@ -310,6 +310,14 @@ def _passes(job: JobFields) -> Iterator[str]:
             )
 
 
+def _body_rate(job: JobFields) -> Iterator[str]:
+    if job.body_rate != 1 and ALL_BUT_HEAD in job.frozen:
+        yield (
+            f"body_rate={job.body_rate:g} with frozen={ALL_BUT_HEAD}: only the last layer is "
+            "trained; leave one of them out"
+        )
+
+
 def _average_weights(job: JobFields) -> Iterator[str]:
     if job.average_weights == "on" and not job.can_average:
         what = f"launch={job.launch}" if job.launcher.simulated else f"method={job.method}"
@@ -348,5 +356,13 @@ def as_written(value: object) -> str:
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
     *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps, _normalize),
-    *(_passes, _average_weights, _bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
+    *(
+        _passes,
+        _average_weights,
+        _bounds,
+        _body_rate,
+        lambda job: job.goal.conflicts(),
+        _open_method,
+        _cycle,
+    ),
 )

@@ -32,6 +32,7 @@ from batchwright.records.job_sections import (
     Server,
     Slurm,
     Virtual,
+    written,
 )
 from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
 from batchwright.records.registries.launchers import LAUNCHERS, Launcher
@@ -41,7 +42,10 @@ from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.registries.presets import PRESETS, Preset
 from batchwright.records.registries.registry import Named, explained, listed
 
+ALL_BUT_HEAD = "all-but-head"
+"""The pattern of job key ``frozen`` for all parameters but those of the last layer."""
 Scaling = Literal["linear", "sqrt", "gain", "none"]
+Kept = Annotated[float, Field(ge=0, lt=1)]
 
 
 class JobFields(Keys):
@@ -92,6 +96,14 @@ class JobFields(Keys):
         (),
         description="Parameters that are not trained: name patterns such as `stages.0.*`, or "
         "`all-but-head`, all but those of the last layer.",
+    )
+    body_rate: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Learning rate of all layers but the last, over that of the last layer, which "
+        "has the plan's. Below 1, weights that were learnt before change less than a new last "
+        "layer; `frozen=all-but-head` leaves them as they are.",
     )
     normalize: Literal["auto", "data"] | tuple[float, ...] = Field(
         "auto",
@@ -151,6 +163,19 @@ class JobFields(Keys):
         True,
         description="Whether `sgd` has Nesterov's momentum; `false`: plain. `muon` always has "
         "Nesterov's.",
+    )
+    betas: Annotated[
+        tuple[Kept, Kept],
+        written("betas", "give two numbers from 0 to below 1, such as betas=0.9,0.95"),
+    ] = Field(
+        (0.9, 0.999),
+        description="For `adamw`: the shares that its averages of the gradient and of the "
+        "gradient's square keep at each step.",
+    )
+    eps: Positive = Field(
+        1e-8,
+        description="For `adamw`: what is added to the root of the second average, by which the "
+        "first is divided.",
     )
     weight_decay: NonNegative = Field(
         5e-4, description="Decay of weight matrices and kernels; norms and biases have none."
@@ -325,6 +350,12 @@ class JobFields(Keys):
         None,
         description="Steps between checkpoints, besides `checkpoint_seconds`. More where the "
         "disk is still writing the last one: training does not wait for it.",
+    )
+    checkpoint_epochs: Count | None = Field(
+        None,
+        description="Epochs between checkpoints that are kept for good, as "
+        "`checkpoints/epoch-N.pt`, each as large as `last.pt`. Unset: none; `last.pt` and "
+        "`best.pt` are there in any case.",
     )
     timeout: Annotated[float, Field(gt=0, le=1e6), TIMED] = Field(
         120.0, description="Seconds after which a collective without an answer gives up."

@@ -366,7 +366,7 @@ SLURM_TIME_HINT = (
 )
 
 
-def _written(key: str, hint: str) -> WrapValidator:
+def written(key: str, hint: str) -> WrapValidator:
     """A validator of a text whose error says how the key is written, not the raw pattern.
 
     A whole number is the text that a YAML file has without quotes, such as ``time: 90``.
@@ -385,13 +385,13 @@ def _written(key: str, hint: str) -> WrapValidator:
 class Slurm(Keys):
     """What ``launch=slurm`` asks Slurm for (job keys ``slurm.*``)."""
 
-    partition: Annotated[str, _written("slurm.partition", "`sinfo` lists the names")] = Field(
+    partition: Annotated[str, written("slurm.partition", "`sinfo` lists the names")] = Field(
         "", pattern=r"^[\w.,:@+-]*$", description="Partition, or several; unset: Slurm's default."
     )
     account: Annotated[
-        str, _written("slurm.account", "`sacctmgr show associations user=$USER` lists yours")
+        str, written("slurm.account", "`sacctmgr show associations user=$USER` lists yours")
     ] = Field("", pattern=r"^[\w.,:@+-]*$", description="Account that pays; unset: your default.")
-    time: Annotated[str, _written("slurm.time", SLURM_TIME_HINT)] = Field(
+    time: Annotated[str, written("slurm.time", SLURM_TIME_HINT)] = Field(
         "",
         pattern=f"^({SLURM_TIME}|)$",
         description="Time limit: minutes, hours:minutes:seconds or days-hours. Before it is over a "
@@ -404,7 +404,7 @@ class Slurm(Keys):
         Annotated[
             str,
             Field(pattern=r"^--[a-z][^\n\r]*$"),
-            _written("slurm.lines", "write options of sbatch, as --cpus-per-task=8"),
+            written("slurm.lines", "write options of sbatch, as --cpus-per-task=8"),
         ],
         ...,
     ] = Field((), description="More options of `sbatch`, as they stand after `#SBATCH`.")
@@ -414,7 +414,7 @@ class Ray(Keys):
     """What ``launch=ray`` asks a Ray cluster for (job keys ``ray.*``)."""
 
     address: Annotated[
-        str, _written("ray.address", "give HOST:PORT as `ray start --head` has printed it")
+        str, written("ray.address", "give HOST:PORT as `ray start --head` has printed it")
     ] = Field(
         "",
         pattern=r"^(auto|local|[\w.\[\]:-]+:\d+|)$",
@@ -496,6 +496,12 @@ class Goal(Keys):
         description="Held-out accuracy that `auto` and `target-accuracy` aim for. Training "
         "ends with the first evaluation that reaches it. Other objectives neither choose by it nor "
         "end there: a line warns of a plan that is expected below it.",
+    )
+    patience: Count | None = Field(
+        None,
+        description="Training ends once this many evaluations in a row have brought no held-out "
+        "accuracy above the best one before. The plan's times and costs are of all epochs, so the "
+        "most that it can take. Unset: training goes on.",
     )
     confidence: float = Field(
         0.8,

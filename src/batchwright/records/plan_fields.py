@@ -458,6 +458,11 @@ class PlanFields(Document):
         """Whether the model is evaluated after a zero-based epoch; after the last it always is."""
         return (epoch + 1) % self.job.evaluate_epochs == 0 or epoch + 1 == self.epochs
 
+    def keeps_after(self, epoch: int) -> bool:
+        """Whether the checkpoint after a zero-based epoch stays."""
+        every = self.job.checkpoint_epochs
+        return every is not None and (epoch + 1) % every == 0
+
     def stage_of(self, epoch: int) -> int:
         """Index of the stage that holds the zero-based ``epoch``; `IndexError` past the end."""
         last = 0

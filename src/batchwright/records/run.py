@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import inf
 from statistics import median
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
 from batchwright.records.text.formatting import (
     between,
+    counted,
     duration,
     in_bytes,
     local_batches,
@@ -43,6 +45,40 @@ def reached_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | No
     if target is None:
         return None
     return next((one for one in epochs if one.top1 is not None and one.top1 >= target), None)
+
+
+def stalled_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | None:
+    """The evaluated epoch at which accuracy has not risen for `goal.patience` evaluations.
+
+    `None` where there is none, or no such goal. With a parameter server, epochs may be evaluated in
+    another order than theirs: nothing counts before the evaluations of all epochs before it.
+    """
+    best, since = -inf, 0
+    for one in epochs if plan.job.goal.patience is not None else ():
+        if one.top1 is not None:
+            best, since = max(best, one.top1), 0 if one.top1 > best else since + 1
+        elif plan.server is not None and plan.evaluates_after(one.epoch):
+            return None
+        if since == plan.job.goal.patience:
+            return one
+    return None
+
+
+def stalled_words(plan: Plan, epochs: Iterable[EpochRecord]) -> str:
+    """That and when `goal.patience` has ended a training, in words; empty if it has not."""
+    last = stalled_epoch(plan, epochs)
+    if last is None:
+        return ""
+    times = counted(plan.job.goal.patience or 0, "evaluation")
+    return (
+        f"goal.patience={plan.job.goal.patience} ended training after epoch {last.epoch + 1} of "
+        f"{plan.epochs}: no held-out accuracy of {times} was above the best one before"
+    )
+
+
+def is_over(plan: Plan, epochs: Sequence[EpochRecord]) -> bool:
+    """Whether an evaluation has ended training: at `goal.accuracy`, or by `goal.patience`."""
+    return bool(reached_epoch(plan, epochs) or stalled_epoch(plan, epochs))
 
 
 class WorkerTime(Record):
@@ -292,9 +328,9 @@ class RunSummary(Document):
 
     @property
     def ended(self) -> bool:
-        """Whether the run trained all its epochs, or reached the accuracy that ends training."""
+        """Whether the run trained all its epochs, or an evaluation has ended training."""
         last = self.epochs[-1].epoch + 1 if self.epochs else 0
-        return last >= self.plan.epochs or reached_epoch(self.plan, self.epochs) is not None
+        return last >= self.plan.epochs or is_over(self.plan, self.epochs)
 
     @property
     def best_accuracy(self) -> float | None:

@@ -61,6 +61,9 @@ CHECKPOINTED = "checkpointed"
 LAST, PREVIOUS = "last", "previous"
 """Names of the checkpoints that a run can continue from; ``best`` is not one of them."""
 
+KEPT = "epoch-"
+"""Beginning of the names of checkpoints that stay, before the number of epochs trained."""
+
 GOES_ON_BY_ITSELF = "continue the run as it was begun (Session(resume=True))"
 """Hint for the folder of a session, which only its own script can continue."""
 

@@ -14,6 +14,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
+from batchwright.records.run_folder import KEPT
 from batchwright.records.text.formatting import counted
 from batchwright.training.batches.batch_split import Sharing
 from batchwright.training.batches.feeding import Batch
@@ -165,7 +166,7 @@ class AllReduceRun:
     @property
     def _done(self) -> bool:
         """Whether nothing is left to train; all workers agree, from the same records."""
-        return self.state.epoch >= self._plan.epochs or self._recorder.reached
+        return self.state.epoch >= self._plan.epochs or self._recorder.over
 
     def batches(self) -> Iterator[Batch]:
         """The micro-batches that are left of the current epoch."""
@@ -367,10 +368,15 @@ class AllReduceRun:
     def _save_if_due(self) -> bool:
         """Write ``best`` where the score rose; ``last`` when due, at the end and on advice.
 
+        So is the checkpoint of an epoch that is to stay.
+
         Returns:
             Whether another plan is followed from here on.
         """
         state = self.state
+        if self._plan.keeps_after(state.epoch - 1):
+            self._checkpoints.settle()  # so that no more of them wait than memory has room for
+            self._checkpoint(f"{KEPT}{state.epoch}")
         self._save_if_best()
         ends = self._done or self._left
         due = self._checkpoints.due(state.steps) or ends

@@ -29,7 +29,7 @@ from batchwright.records.lines.run_lines import (
     WorkerStep,
     note,
 )
-from batchwright.records.run import reached_epoch
+from batchwright.records.run import is_over, reached_epoch, stalled_words
 from batchwright.records.text.formatting import percent
 from batchwright.storage.files import end_of_lines
 from batchwright.training.step.epoch_totals import EpochMeter
@@ -56,6 +56,7 @@ class Recorder:
         self._setup_seconds: float | None = None
         self._last_line = 0.0
         self._mended = False
+        self._told_end = False
         self._since_line = _StepTimes()
 
     def restore(self, content: dict[str, Any], where: str) -> None:
@@ -71,7 +72,8 @@ class Recorder:
         # Started again by the same launcher: the seconds since its start have all others in them.
         self._earlier_seconds = content["earlier_seconds" if again else "wall_seconds"]
         self._setup_seconds = content["setup_seconds"]
-        done = len(self.epochs) >= self._plan.epochs or self.reached
+        self._told_end = self.over
+        done = len(self.epochs) >= self._plan.epochs or self.over
         self.note("the run was finished already" if done else where)
 
     @cached_property
@@ -85,17 +87,22 @@ class Recorder:
         ]
 
     @property
-    def reached(self) -> bool:
-        """Whether an evaluation has reached the accuracy that ends training."""
-        return reached_epoch(self._plan, self.epochs) is not None
+    def over(self) -> bool:
+        """Whether an evaluation has ended training."""
+        return is_over(self._plan, self.epochs)
 
-    def tell_reached(self, epoch: int) -> None:
-        """Note that a zero-based epoch has reached the goal's accuracy, if it was the first."""
+    def tell_end(self) -> None:
+        """Note, once, that an evaluation has ended training, and why."""
+        if self._told_end or not self.over:
+            return
+        self._told_end = True
         first, goal = reached_epoch(self._plan, self.epochs), self._plan.job.goal
-        if first is not None and first.epoch == epoch and first.top1 is not None:
+        if first is None or first.top1 is None:
+            self.note(stalled_words(self._plan, self.epochs))
+        else:
             self.note(
                 f"goal.accuracy={goal.accuracy:g} is reached: {percent(first.top1)} after epoch "
-                f"{epoch + 1} of {self._plan.epochs}; training ends"
+                f"{first.epoch + 1} of {self._plan.epochs}; training ends"
             )
 
     def values(self) -> dict[str, Any]:
@@ -211,7 +218,7 @@ class Recorder:
                 likely_epochs=ahead.epochs,
             )
         )
-        self.tell_reached(record.epoch)
+        self.tell_end()
         if text := straying(self._plan, self.epochs, ahead.end):
             self.note(text)
 

@@ -6,6 +6,7 @@ from math import ceil, exp, log
 
 from batchwright.prediction.accuracy.learning import PRIOR
 from batchwright.records import Plan, Reason, RunSummary
+from batchwright.records.run import is_over
 from batchwright.records.text.formatting import counted, percent
 from batchwright.reporting.data.spending import spending
 
@@ -18,8 +19,9 @@ def lengthened(summary: RunSummary) -> Plan | None:
     """The plan of a run with more epochs; `None` if the run should end.
 
     A run gets more epochs if the plan chose fewer than the job allows to reach `goal.accuracy`, no
-    evaluation has reached it, and `goal.deadline` and `goal.max_cost` leave room for more. Plans of
-    several stages, or with a parameter server, are laid out over their epochs and get no more.
+    evaluation has reached it, and `goal.deadline`, `goal.max_cost` and `goal.patience` leave room
+    for more. Plans of several stages, or with a parameter server, are laid out over their epochs
+    and get no more.
 
     Args:
         summary: The summary of a run that has done all epochs of its plan.
@@ -30,7 +32,7 @@ def lengthened(summary: RunSummary) -> Plan | None:
         return None
     if len(plan.stages) > 1 or len(summary.epochs) < plan.epochs:
         return None
-    if any(one.top1 is not None and one.top1 >= target for one in summary.epochs):
+    if is_over(plan, summary.epochs):
         return None
     epochs = min(plan.max_epochs, ceil(_growth(reached, target, summary) * plan.epochs))
     if epochs <= plan.epochs:

@@ -54,8 +54,9 @@ _WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16
 _MOST_ENLARGED = 16
 
 TRAINING_KEYS = (
-    *("checkpoint_seconds", "checkpoint_steps", "data", "data_args", "launch", "nodes", "port"),
-    *("ray", "rebalance", "rebalance_steps", "restarts", "slurm", "timeout"),
+    *("checkpoint_epochs", "checkpoint_seconds", "checkpoint_steps", "data", "data_args"),
+    *("launch", "nodes", "port", "ray", "rebalance", "rebalance_steps"),
+    *("restarts", "slurm", "timeout"),
 )
 """Job keys that may change after planning; ``data`` only to another copy of the same images."""
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
+from shutil import disk_usage
 from typing import Any, NamedTuple
 
+from batchwright.algorithms.checkpointing import assumed_bytes
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.client.trackers.companion import tracked
 from batchwright.distributed.joining.environments import joined
@@ -24,7 +26,7 @@ from batchwright.records.documents import read_record, write_record
 from batchwright.records.lines.line_files import METRICS, lines_of, sound_line
 from batchwright.records.lines.run_lines import RunLine, note
 from batchwright.records.run_folder import read_summary
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, size
 from batchwright.records.text.problems import to_stderr
 from batchwright.reporting.data.schedule_words import start_lines
 from batchwright.reporting.render.progress import RunProgress, progress
@@ -208,6 +210,8 @@ def _train_once(
     follow_advice: bool,
 ) -> None:
     """Train until the end, a stop, or a switch to another plan, and show the progress."""
+    if not resume:
+        warn_of_kept(folder, plan)
     lines: Tail[RunLine] = Tail(folder / METRICS, sound_line, from_end=resume)
     with progress(epochs=plan.epochs, plan=plan) as shown:
 
@@ -218,6 +222,19 @@ def _train_once(
 
         begun = Begun(folder, plan, lock, look, shown, resume, follow_advice)
         resolve_name(plan.job.launcher.train)(begun)
+
+
+def warn_of_kept(folder: Path, plan: Plan) -> None:
+    """Print a line if the disk lacks room for the checkpoints of `checkpoint_epochs`."""
+    count = sum(map(plan.keeps_after, range(plan.epochs)))
+    each = assumed_bytes(plan.network, averages=plan.average_epochs is not None)
+    free = disk_usage(folder).free
+    if count * each > free:
+        to_stderr(
+            f"warning: checkpoint_epochs={plan.job.checkpoint_epochs} keeps "
+            f"{counted(count, 'checkpoint')} of some {size(each)}, and the disk of {folder} has "
+            f"{size(free)} left: free some, or give a larger checkpoint_epochs"
+        )
 
 
 def train_where_started(run: Begun) -> None:

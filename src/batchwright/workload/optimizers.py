@@ -51,7 +51,7 @@ def sgd(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
 def adamw(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
     """AdamW, fused, with weight decay in its first group."""
     return without_compiler(torch.optim.AdamW)(
-        decaying_and_other(network, job), lr=rate, fused=True
+        decaying_and_other(network, job), lr=rate, betas=job.betas, eps=job.eps, fused=True
     )
 
 

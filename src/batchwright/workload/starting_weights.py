@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from batchwright.errors import FileError, JobError
 from batchwright.records.job import is_normalization
+from batchwright.records.job_fields import ALL_BUT_HEAD
 from batchwright.records.registries.networks import network_spec
 from batchwright.workload.extras import import_library, nearest
-from batchwright.workload.task import import_object
+from batchwright.workload.task import heads_of, import_object
 
-ALL_BUT_HEAD = "all-but-head"
-"""The pattern of job key ``frozen`` for all parameters but those of the last layer."""
 _SHOWN = 3  # names in a message
 _PARTS_SHOWN, _FEW_PARTS = 10, 5  # parts of a network in a message: most, and fewest
 _SAFETENSORS = ".safetensors"
@@ -79,26 +78,6 @@ def load_weights(network: nn.Module, path: str | Path) -> list[str]:
         )
     network.load_state_dict({n: v for n, v in stored.items() if n not in other}, strict=False)
     return [name for name in own if name not in stored or name in other]
-
-
-def heads_of(network: nn.Module) -> set[str]:
-    """Names of the layers that give the logits: the last layer with weights.
-
-    Layers of the same shape and depth belong to it, since distilled networks have two heads.
-    """
-    layers = {
-        name: [one.shape for one in module.parameters(recurse=False)]
-        for name, module in network.named_modules()
-    }
-    layers = {name: shapes for name, shapes in layers.items() if shapes}
-    if not layers:
-        return set()
-    last = [*layers][-1]
-    return {
-        name
-        for name, shapes in layers.items()
-        if name.count(".") == last.count(".") and shapes == layers[last]
-    }
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> None:

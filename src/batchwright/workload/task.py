@@ -235,6 +235,26 @@ def has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
+def heads_of(network: nn.Module) -> set[str]:
+    """Names of the layers that give the logits: the last layer with weights.
+
+    Layers of the same shape and depth belong to it, since distilled networks have two heads.
+    """
+    layers = {
+        name: [one.shape for one in module.parameters(recurse=False)]
+        for name, module in network.named_modules()
+    }
+    layers = {name: shapes for name, shapes in layers.items() if shapes}
+    if not layers:
+        return set()
+    last = [*layers][-1]
+    return {
+        name
+        for name, shapes in layers.items()
+        if name.count(".") == last.count(".") and shapes == layers[last]
+    }
+
+
 def check_sides(
     name: str, network: nn.Module, sides: Sequence[int], channels: int = CHANNELS
 ) -> None:
@@ -368,7 +388,31 @@ def build_optimizer(
         JobError: The network has nothing for the optimizer to do.
     """
     build = import_object(OPTIMIZERS[name or job.optimizer].build, "optimizer")
-    return build(network, job, rate)  # type: ignore[no-any-return]
+    optimizer: torch.optim.Optimizer = build(network, job, rate)
+    if job.body_rate != 1:
+        slow_body(optimizer, network, job.body_rate)
+    return optimizer
+
+
+def slow_body(optimizer: torch.optim.Optimizer, network: nn.Module, share: float) -> None:
+    """Give all layers but the last a share of their rate, in parameter groups of their own.
+
+    Args:
+        optimizer: New. Its groups keep the last layer's parameters, or all if they have none.
+        network: The network.
+        share: Rate of the other layers over the rate that they were given.
+    """
+    heads = heads_of(network)
+    own = {id(p) for name, p in network.named_parameters() if name.rpartition(".")[0] in heads}
+    for group in list(optimizer.param_groups):
+        head = [one for one in group["params"] if id(one) in own]
+        body = [one for one in group["params"] if id(one) not in own]
+        slower = {**group, "params": body, "lr": share * group["lr"]}
+        if head and body:
+            group["params"] = head
+            optimizer.add_param_group(slower)
+        elif body:
+            group.update(slower)
 
 
 # ------------------------------------------------------------------------------------- messages

@@ -330,6 +330,7 @@ def _at_usual_rates(job: Job) -> bool:
     """Whether a job's rates are those that other tasks were trained at."""
     usual = type(job)()
     given = job.learning_rate != usual.learning_rate or job.base_batch != usual.base_batch
+    given = given or job.body_rate != usual.body_rate
     return not given and job.scaling in ("auto", "sqrt")  # `auto` becomes `sqrt`
 
 
@@ -397,7 +398,17 @@ TRAINED_KEYS = (
 )
 """Keys that may change after measuring, although the trials were trained with them."""
 _MEASURED_KEYS = (
-    *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "nesterov", "normalize"),
-    *("rotation", "weight_decay", "weights", "zoom"),
+    *(
+        "augment",
+        "batch_norm",
+        "betas",
+        "body_rate",
+        "dropout",
+        "eps",
+        "frozen",
+        "loss",
+        "momentum",
+    ),
+    *("nesterov", "normalize", "rotation", "weight_decay", "weights", "zoom"),
 )
 """Keys that the profile fixes; runs may differ from it in them."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from batchwright.prediction.accuracy.learning import falls_short, fit_learning
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed
 from batchwright.records import EpochRecord, Estimate, Plan
-from batchwright.records.run import reached_epoch
+from batchwright.records.run import is_over
 from batchwright.records.text.formatting import percent
 
 REACH = 4
@@ -52,7 +52,7 @@ def forecast(plan: Plan, factors: Sequence[float], epochs: Sequence[EpochRecord]
         epochs: The finished epochs, in order; at least one.
     """
     done, batches = epochs[-1].epoch + 1, {stage.global_batch_size for stage in plan.stages}
-    over = done >= plan.epochs or reached_epoch(plan, epochs) is not None
+    over = done >= plan.epochs or is_over(plan, epochs)
     if over or len(batches) > 1 or not any(plan.epoch_accuracy[-1:]):
         return Forecast()
     (batch,), of_epoch = batches, plan.data.train_samples

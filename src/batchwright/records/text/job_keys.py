@@ -26,6 +26,8 @@ _WORDS = {
     "weights=PATH, to start from": "checkpoint ckpt init init_from initial_checkpoint",
     "frozen=stages.0.*": "freeze freeze_layers frozen_layers",
     "frozen=all-but-head": "freeze_backbone freeze_encoder linear_probe linear_probing head_only",
+    "body_rate=0.1, the other layers' rate over the last one's": "backbone_lr lr_backbone "
+    "backbone_lr_mult layer_decay lr_mult head_lr discriminative_lr",
     "normalize=data, or three means and three standard deviations": "mean std normalization",
     "loss=cross_entropy": "criterion loss_fn loss_function",
     "label_smoothing=0.1": "smoothing",
@@ -34,6 +36,8 @@ _WORDS = {
     "hflip",
     "optimizer=sgd": "optim optimiser opt solver",
     "momentum=0.9": "mom sgd_momentum beta",
+    "betas=0.9,0.95, both of AdamW's": "beta1 beta2 adam_beta1 adam_beta2 adam_betas opt_betas",
+    "eps=1e-8, that of AdamW": "epsilon adam_eps adam_epsilon opt_eps",
     "weight_decay=0.0005": "wd l2 weightdecay",
     "learning_rate=0.1, the rate at base_batch": "lr lr0 rate alpha base_lr initial_lr init_lr "
     "lr_base max_lr peak_lr learning_rate_init step_size",
@@ -77,12 +81,16 @@ _WORDS = {
     "check_val_every_n_epoch",
     "checkpoint_seconds=60": "save_every save_freq save_steps save_interval checkpoint_every "
     "checkpoint_interval",
+    "checkpoint_epochs=10, which keeps every tenth": "save_epochs save_epoch_freq save_every_epoch "
+    "checkpoint_hist save_top_k save_total_limit",
     "port=29500": "master_port rdzv_port",
     "probe.budget=10s, or in seconds": "budget probe_budget probe_seconds",
     "goal.memory=8GiB, or in bytes": "memory max_memory memory_limit gpu_memory",
     "goal.deadline=2h, or in seconds": "deadline time_limit max_time max_seconds",
     "goal.accuracy=0.9, where training is to end": "accuracy target target_accuracy",
     "goal.confidence=0.9, of reaching goal.accuracy": "confidence",
+    "goal.patience=5, the evaluations without a rise after which training ends": "patience "
+    "early_stop early_stopping early_stopping_patience",
     "--out FOLDER on the command line, run_folder=FOLDER in Python": "out output output_dir "
     "out_dir outdir save_dir log_dir logdir run_dir run_folder work_dir",
     "--resume --out FOLDER on the command line, resume=True with run_folder=FOLDER in Python": (
@@ -107,9 +115,6 @@ _ABSENT = {
         "mixup mixup_alpha cutmix cutmix_alpha"
     ),
     "the classes are those of the data: leave it out": "num_classes n_classes classes nb_classes",
-    "training ends after epochs, at goal.accuracy or at goal.deadline": (
-        "patience early_stop early_stopping early_stopping_patience"
-    ),
 }
 ABSENT_WORDS = {word: hint for hint, words in _ABSENT.items() for word in words.split()}
 """Hints for words of other programs that no key of ours stands for."""
@@ -156,6 +161,8 @@ def default_words(value: Any) -> str:
         return f"`{str(value).lower()}`"
     if value == {}:
         return "none"
+    if isinstance(value, tuple) and value:
+        return f"`{','.join(map(str, value))}`"
     return {None: "unset", (): "none", "": "unset"}.get(value) or f"`{value}`"
 
 

@@ -14,7 +14,10 @@ from batchwright.records.text.problems import printable
 from batchwright.reporting.data.plan_words import local_range, range_words
 from batchwright.reporting.data.reading import training_clock, training_words
 
-_UNLIKE = {"seed", "port", "timeout", "restarts", "checkpoint_seconds", "checkpoint_steps"}
+_UNLIKE = {
+    *("seed", "port", "timeout", "restarts"),
+    *("checkpoint_epochs", "checkpoint_seconds", "checkpoint_steps"),
+}
 """Job keys in which runs of one setting may differ."""
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import fmean, median
 
 from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary, Stage
-from batchwright.records.run import reached_epoch
+from batchwright.records.run import is_over, reached_epoch, stalled_words
 from batchwright.records.text.formatting import (
     counted,
     duration,
@@ -225,7 +225,7 @@ def _stages(summary: RunSummary) -> list[tuple[Stage, list[EpochRecord]]]:
 
 
 def accuracy_comparison(summary: RunSummary) -> Comparison:
-    """Held-out accuracy after the plan's last epoch, or after the epoch that reached its target.
+    """Held-out accuracy after the plan's last epoch, or after the one that ended training.
 
     If a run went on for more epochs than were planned, it is the accuracy after the planned ones.
     """
@@ -234,17 +234,16 @@ def accuracy_comparison(summary: RunSummary) -> Comparison:
     if 0 < len(predictions) < epochs:
         measured = summary.epochs[len(predictions) - 1].top1
         return Comparison(0, predictions[-1], measured, None, None, is_share=True)
-    early = ended_at_its_target(summary) and 0 < epochs <= len(predictions)
+    early = ended_early(summary) and 0 < epochs <= len(predictions)
     reached = summary.accuracy if early or epochs == plan.epochs else None
     at_end = predictions[epochs - 1 if early else -1] if predictions else None
     predicted = at_end or (chosen.accuracy if chosen else None)
     return Comparison(0, predicted, reached, None, None, is_share=True)
 
 
-def ended_at_its_target(summary: RunSummary) -> bool:
-    """Whether training ended before the plan's last epoch because it reached the target."""
-    few = len(summary.epochs) < summary.plan.epochs
-    return few and reached_epoch(summary.plan, summary.epochs) is not None
+def ended_early(summary: RunSummary) -> bool:
+    """Whether an evaluation ended training before the plan's last epoch."""
+    return len(summary.epochs) < summary.plan.epochs and is_over(summary.plan, summary.epochs)
 
 
 def epoch_accuracies(summary: RunSummary) -> dict[int, Comparison]:
@@ -258,12 +257,13 @@ def epoch_accuracies(summary: RunSummary) -> dict[int, Comparison]:
 
 
 def accuracy_words(summary: RunSummary) -> str:
-    """A missed target, and how accurate the predictions for single epochs were, in sentences."""
-    compared, missed = epoch_accuracies(summary), ""
+    """What ended training, a missed target, and the errors of single epochs, in sentences."""
+    compared, stalled = epoch_accuracies(summary), stalled_words(summary.plan, summary.epochs)
+    missed = f"{stalled}. " if stalled else ""
     target, best = summary.plan.job.goal.target, summary.best_accuracy
     if target is not None and summary.ended and not reached_epoch(summary.plan, summary.epochs):
         reached = "it was never evaluated" if best is None else f"the best is {percent(best)}"
-        missed = f"goal.accuracy={target:g} was not reached: {reached}. "
+        missed += f"goal.accuracy={target:g} was not reached: {reached}. "
     if not compared:
         return missed
     worst = max(compared, key=lambda epoch: abs(compared[epoch].points or 0.0))
@@ -359,7 +359,7 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
     ]
     learnt = accuracy_comparison(summary)
     if (estimate := learnt.predicted) is not None:
-        early = ended_at_its_target(summary) and learnt.measured is not None
+        early = ended_early(summary) and learnt.measured is not None
         word = "held-out accuracy"
         if early or naming_epoch:
             planned = len(plan.epoch_accuracy) or plan.epochs

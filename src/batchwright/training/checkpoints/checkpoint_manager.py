@@ -199,7 +199,7 @@ class CheckpointManager:
         """Copy the state, to be written to ``checkpoints/NAME.pt`` once the disk is free.
 
         Args:
-            name: ``last`` or ``best``.
+            name: ``last``, ``best``, or `KEPT` with the number of epochs.
             state: How far the run is.
             share: This worker's share of the samples, for batch normalization.
 

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from batchwright.records import Job
-from batchwright.records.run_folder import CHECKPOINTED, LAST, PREVIOUS
+from batchwright.records.run_folder import CHECKPOINTED, KEPT, LAST, PREVIOUS
 from batchwright.training.checkpoints.checkpoint import save_checkpoint
 
 
@@ -23,7 +23,7 @@ class Writer:
         folder: Folder of the files. The former ``last.pt`` becomes ``previous.pt``, and the folder
             above gets a mark that there is a checkpoint.
         job: Says how often ``last`` is due.
-        first: The name that is written first where several wait.
+        first: The name that is written first where several wait, after those that stay.
 
     Attributes:
         saved_steps: Steps of the run at its latest ``last``.
@@ -99,7 +99,9 @@ class Writer:
 
     def _write_one(self) -> None:
         with self._lock:
-            name = self._first if self._first in self._waiting else next(iter(self._waiting), "")
+            # Those that stay before `last`: a run that goes on from that writes them no more.
+            first = next((one for one in self._waiting if one.startswith(KEPT)), self._first)
+            name = first if first in self._waiting else next(iter(self._waiting), "")
             content = self._waiting.pop(name, None)
             self._at_work = name
         if content is None:  # another call has written the newest of each name already

@@ -10,7 +10,7 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError, PlanError
 from batchwright.records import Plan
-from batchwright.records.run_folder import LAST
+from batchwright.records.run_folder import KEPT, LAST
 from batchwright.training.checkpoints.checkpoint import about_network
 from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import folder_problem
@@ -89,11 +89,13 @@ class ServerCheckpoints:
     def save_last(self) -> None:
         """Have ``last.pt`` written; the former one becomes ``previous.pt``.
 
-        A best model that waits is written before it, since ``last`` says what its score is.
+        A best model that waits is written before it, since ``last`` says what its score is, and so
+        are models that are to stay, which nobody writes again behind it.
         """
         with self._coordinator.lock:
             server = self._coordinator.server
             if server is not None:
+                self.save_kept()
                 self.save_best()
                 self._save(LAST, server.weights)
 
@@ -103,6 +105,12 @@ class ServerCheckpoints:
             best = self._coordinator.take_best()
             if best is not None:
                 self._save(_BEST, best)
+
+    def save_kept(self) -> None:
+        """Have the models written that are to stay."""
+        with self._coordinator.lock:
+            for number, weights in self._coordinator.take_kept().items():
+                self._save(f"{KEPT}{number}", weights)
 
     def check(self) -> None:
         """Raise `FileError` if a write that has ended went wrong."""

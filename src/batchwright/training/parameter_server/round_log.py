@@ -173,7 +173,7 @@ class RoundLog:
             self._recorder.epochs[epoch] = record.model_copy(update=self._held_out(epoch))
             top1 = self._recorder.epochs[epoch].top1
             self._recorder.line(EvaluationLine(kind="evaluation", epoch=epoch, top1=top1))
-            self._recorder.tell_reached(epoch)
+            self._recorder.tell_end()
 
     def saved(self, seconds: float) -> None:
         """Add the seconds for which writing a checkpoint held the run up."""

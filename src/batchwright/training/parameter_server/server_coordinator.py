@@ -80,6 +80,7 @@ class ServerCoordinator:
         self._answers: dict[int, Answer] = {}
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # seconds of the run, rounds ahead
         self._stop = 0
+        self._kept: dict[int, Weights] = {}
 
     # ----------------------------------------------------------------------------- coming and going
 
@@ -226,7 +227,7 @@ class ServerCoordinator:
             self.round_log.complete(
                 rank, exchange_seconds=settled.exchange, evaluation_seconds=settled.evaluation
             )
-            if self._recorder.reached:  # those that wait for others are done as well
+            if self._recorder.over:  # those that wait for others are done as well
                 self._hand_out()
             self.lock.notify_all()
 
@@ -234,10 +235,10 @@ class ServerCoordinator:
 
     @property
     def finished(self) -> bool:
-        """Whether every sample of every epoch was trained on, or the goal's accuracy is reached."""
+        """Whether every sample of every epoch was trained on, or an evaluation ended training."""
         with self.lock:
             ended = self.server is not None and self.server.rounds.finished
-            return ended or self._recorder.reached
+            return ended or self._recorder.over
 
     @property
     def deserted(self) -> bool:
@@ -283,6 +284,12 @@ class ServerCoordinator:
         """The model that is the best so far; ``None`` if it was taken already."""
         with self.lock:
             return self.evaluations.take_best()
+
+    def take_kept(self) -> dict[int, Weights]:
+        """The models that are to stay and were not taken yet, by the number of epochs trained."""
+        with self.lock:
+            kept, self._kept = self._kept, {}
+            return kept
 
     def dismiss(self, word: Farewell | Stopped) -> list[Transport]:
         """Give all workers that wait a last answer; returns the connections of the others."""
@@ -422,6 +429,8 @@ class ServerCoordinator:
         assert self.server is not None  # noqa: S101 - it has just taken the push
         if self._plan.evaluates_after(epoch):
             self.evaluations.want(epoch, rank)
+        if self._plan.keeps_after(epoch):
+            self._kept[epoch + 1] = self.server.weights
         followed = self._plan.job.dual.shares != "planned" and len(self._speeds.seconds) > 1
         if followed and not self.finished:
             rounds = self.server.rounds

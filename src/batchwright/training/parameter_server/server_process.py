@@ -145,6 +145,7 @@ class ServerProcess:
                 self._unproven.cut_late(UNPROVEN_SECONDS)
                 self._coordinator.give_up_lost(self._plan.job.timeout)
                 self._checkpoints.check()
+                self._checkpoints.save_kept()
                 self._checkpoints.save_best()
                 self._checkpoints.save_if_due()
                 self._stop_if_asked()

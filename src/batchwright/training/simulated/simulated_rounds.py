@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from batchwright.algorithms.simulated_clock import Cluster, Events, step_times
+from batchwright.records.run_folder import KEPT
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -242,7 +243,7 @@ class SimulatedRounds(Turns):
             self._waiting.add(rank)
             return
         merges = server.merges
-        ticket = None if self._recorder.reached else server.take(rank)
+        ticket = None if self._recorder.over else server.take(rank)
         if ticket is None:
             self._record_round(rank, pull=0.0)
             self._schedule_scoring(merges)
@@ -307,9 +308,13 @@ class SimulatedRounds(Turns):
             self._scoring = epoch
             yield epoch
         self._scoring = None
+        kept = [epoch + 1 for epoch in range(state.epoch, done) if self._plan.keeps_after(epoch)]
         state.epoch, state.samples_seen = done, rounds.committed
         if not rounds.finished:
             self._follow()
+        for number in kept:
+            checkpoints.settle()
+            self._round_log.saved(checkpoints.save(f"{KEPT}{number}", state, 1.0))
         if self._best:
             self._round_log.saved(checkpoints.save("best", state, 1.0))
         if checkpoints.due(state.steps):

@@ -7,12 +7,12 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from batchwright.errors import ArgumentError, FileError
 from batchwright.records import EpochRecord, RunSummary
 from batchwright.records.documents import refuse_no_path
-from batchwright.records.run_folder import read_summary
+from batchwright.records.run_folder import KEPT, read_summary
 from batchwright.storage.files import is_folder, is_there, make_folder, refusal, write_whole
 from batchwright.workflows.delivery.model_card import UNKNOWN, model_card
 
@@ -48,8 +48,12 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
         FileError: The run has not finished, or its checkpoint is not there or damaged.
         JobError: A network of Transformers has its configuration no more.
     """
-    if checkpoint not in ("best", "last"):
-        raise ArgumentError(f'checkpoint={checkpoint!r}: give "best" or "last"')
+    number = re.fullmatch(f"{KEPT}([1-9][0-9]{{0,8}})", str(checkpoint))
+    if checkpoint not in ("best", "last") and not number:
+        raise ArgumentError(
+            f'checkpoint={checkpoint!r}: give "best", "last", or "{KEPT}10" for one that '
+            "checkpoint_epochs has kept"
+        )
     summary = read_summary(run)
     from batchwright.training.checkpoints.checkpoint import load_checkpoint
     from batchwright.workload.starting_weights import built_side, trained_weights
@@ -57,6 +61,10 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
     path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
     if checkpoint == "best" and not path.exists():  # the run was never evaluated
         path = path.with_name("last.pt")
+    if number and not path.exists():
+        kept = sorted(path.parent.glob(f"{KEPT}*.pt"), key=lambda one: (len(one.name), one.name))
+        there = ", ".join(one.stem for one in kept) or "none (checkpoint_epochs keeps some)"
+        raise FileError(f"there is no checkpoint {path}; of single epochs there are: {there}")
     if not path.exists():
         raise FileError(
             f"there is no checkpoint {path}, which has what was trained: name the whole run folder"
@@ -65,7 +73,9 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
     plan, best = summary.plan, summary.best_epoch
     last, at = (summary.epochs or (None,))[-1], content["state"]
     evaluated = best if path.stem == "best" else last
-    if last is not None and (at["epoch"], at["step"]) > (last.epoch + 1, 0):
+    if number:
+        evaluated = next((one for one in summary.epochs if one.epoch + 1 == int(number[1])), None)
+    elif last is not None and (at["epoch"], at["step"]) > (last.epoch + 1, 0):
         evaluated = None  # the run went on after its summary was written, and was interrupted
     wanted = content["input"]
     config: dict[str, Any] = {
@@ -86,7 +96,7 @@ def deliver(
     run: str | Path,
     out: str | Path,
     *,
-    checkpoint: Literal["best", "last"] = "best",
+    checkpoint: str = "best",
     licence: str = UNKNOWN,
     onnx: bool = False,
     network: Any = None,
@@ -97,7 +107,8 @@ def deliver(
         run: Folder of a finished run.
         out: A new or empty folder.
         checkpoint: ``best``: the weights of the epoch with the highest held-out accuracy; ``last``:
-            those of the last epoch.
+            those of the last epoch; ``epoch-10``: those after 10 epochs, where `checkpoint_epochs`
+            has kept them.
         licence: Identifier of the licence for the card, such as ``apache-2.0``.
         onnx: Whether to write the network also as ONNX.
         network: For ONNX, the network if it is your own, as for `load_model`.

@@ -66,7 +66,7 @@ def predict(
         overrides: Texts such as ``data=imagefolder:PATH``, whose held-out images take the place of
             ``images``. A run without either classifies its own held-out images.
         out: The file to write; ``-`` or `None` is stdout.
-        checkpoint: ``best`` or ``last``, of a run; unset: the best.
+        checkpoint: ``best``, ``last`` or ``epoch-10``, of a run; unset: the best.
         tell: Called with a line for each image that cannot be read, and is left out; and with what
             else the user must know of the figures.
 

@@ -79,6 +79,7 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
         plan,
         trainer,
         (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
+        (plan.job.body_rate != 1, f"body_rate={plan.job.body_rate:g} gives two rates"),
         (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
     )
     stage = first.model_copy(update={"epochs": plan.likely_epochs()})
@@ -293,7 +294,7 @@ def _optimizer(made: Recipe) -> str:
     momentum, decay = f"momentum={job.momentum!r}", f"{job.weight_decay!r}"
     kinds = {
         "sgd": f"torch.optim.SGD(groups, lr={rate!r}, {momentum}, nesterov={job.looks_ahead})",
-        "adamw": f"torch.optim.AdamW(groups, lr={rate!r})",
+        "adamw": f"torch.optim.AdamW(groups, lr={rate!r}, betas={job.betas!r}, eps={job.eps!r})",
         "muon": f"bw.muon(model, lr={rate!r}, {momentum}, weight_decay={decay})",
     }
     if made.plan.update not in kinds:
@@ -375,9 +376,9 @@ def deepspeed(plan: Plan, target: Target) -> str:
             "deepspeed's configuration has no key for compile=on, with which this plan's times "
             "were measured: plan again with compile=off, or train with batchwright train"
         )
-    kinds = {
+    kinds: dict[str, tuple[str, dict[str, object]]] = {
         "sgd": ("SGD", {"momentum": job.momentum, "nesterov": job.looks_ahead}),
-        "adamw": ("AdamW", {}),
+        "adamw": ("AdamW", {"betas": [*job.betas], "eps": job.eps}),
     }
     if plan.update not in kinds:
         raise PlanError(
@@ -417,7 +418,10 @@ def timm(plan: Plan, target: Target) -> str:
     made = recipe(plan, "timm")
     plan = made.plan
     job, rule = plan.job, plan.learning_rate
-    kinds = {"sgd": "sgd" if job.looks_ahead else "momentum", "adamw": "adamw"}
+    kinds: dict[str, dict[str, object]] = {
+        "sgd": {"opt": "sgd" if job.looks_ahead else "momentum"},
+        "adamw": {"opt": "adamw", "opt_betas": [*job.betas], "opt_eps": job.eps},
+    }
     if plan.update not in kinds:
         raise PlanError(f"timm gets optimizer=sgd or adamw from us, not {plan.update}")
     if rule.decay != "cosine":
@@ -429,7 +433,7 @@ def timm(plan: Plan, target: Target) -> str:
         "batch_size": made.batch,
         "grad_accum_steps": made.accumulation,
         "input_size": [3, plan.top_resolution, plan.top_resolution],
-        "opt": kinds[plan.update],
+        **kinds[plan.update],
         "momentum": job.momentum,
         "weight_decay": job.weight_decay,
         "lr": rate,
