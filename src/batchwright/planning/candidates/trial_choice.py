@@ -162,10 +162,14 @@ class Question:
             if one.seconds <= left and one.training not in made
         ]
         # Each optimizer is tried once, at its usual rate, before any is tried again: a second trial
-        # says nothing of an optimizer that was not tried.
+        # says nothing of an optimizer that was not tried. Where an accuracy is to be reached, any
+        # trial at the usual rates may pay meanwhile, and none has to be made.
         tried = {one.optimizer for one in observed}
-        first = [one for one in trials if not one.offset and one.arm.optimizer not in tried]
-        trials = first or [one for one in trials if one.arm.optimizer in tried]
+        usual = [one for one in trials if not one.offset]
+        if first := [one for one in usual if one.arm.optimizer not in tried]:
+            trials = first if self.target is None else usual
+        else:
+            trials = [one for one in trials if one.arm.optimizer in tried]
         if not trials:
             return None
         if self.target is not None:
