@@ -997,32 +997,6 @@ def test_rates_are_tried_where_they_are_what_is_most_in_doubt(name):
     assert closed is None or not closed.offset
 
 
-def test_each_optimizer_is_tried_once_before_any_is_tried_again():
-    """Several short trials of one optimizer told most a second, so the other one's came last."""
-    _, made = asked(question(epochs=24, rates=True), budget=20.0)
-    assert {one.arm.optimizer for one in made[:2]} == {"sgd", "muon"}
-    assert not any(one.offset for one in made[:2])
-
-
-def test_the_leading_optimizer_is_tried_at_a_higher_rate_before_another_batch():
-    """Where the usual rate is too low, trials that went to batches first never saw it."""
-    asks = question(epochs=24, rates=True)
-    seen, model = [], truth()
-    for name, batch, size in (("sgd", 32, 4160), ("muon", 64, 4992), ("muon", 64, 10_048)):
-        accuracy = model.accuracy(Candidate(name, batch, size)).value
-        seen.append(Observed(name, batch, size, accuracy, asks.held_out))
-    wanted = asks.next_trial(seen, budget=32.0, left=32.0)
-    assert wanted.training == Candidate("muon", 64, 10_048, round(log(3), 6))
-    higher = Observed(*wanted.training[:3], 0.3, asks.held_out, wanted.offset)
-    again = asks.next_trial([*seen, higher], budget=32.0, left=22.0)
-    assert again.training != wanted.training
-    given = replace(asks, rates=False).next_trial(seen, budget=32.0, left=32.0)
-    assert not given.offset
-    # Without batch normalization short trials favour rates that are too high for the training.
-    bounded = replace(asks, usual_rate=sqrt).next_trial(seen, budget=32.0, left=32.0)
-    assert bounded.training != wanted.training
-
-
 def test_further_rates_are_tried_where_the_best_is_at_an_end():
     higher = at_rates(2.0, steps=(0, 1), weight=0.4)
     seen = [*known_at_the_usual_rate("sgd"), *(one for one in higher if one.offset)]

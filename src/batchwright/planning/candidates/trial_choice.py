@@ -161,15 +161,13 @@ class Question:
             for one in self._affordable(budget, offsets)
             if one.seconds <= left and one.training not in made
         ]
-        # Each optimizer is tried once, at its usual rate, before any is tried again: a second trial
-        # says nothing of an optimizer that was not tried. Where an accuracy is to be reached, any
-        # trial at the usual rates may pay meanwhile, and none has to be made.
+        # Each optimizer is tried at its usual rate before any is tried at another: a second rate
+        # says little alone, and nothing of an optimizer that was not tried.
         tried = {one.optimizer for one in observed}
-        usual = [one for one in trials if not one.offset]
-        if first := [one for one in usual if one.arm.optimizer not in tried]:
-            trials = first if self.target is None else usual
-        else:
+        if {one.arm.optimizer for one in trials if not one.offset} <= tried:
             trials = [one for one in trials if one.arm.optimizer in tried]
+        else:
+            trials = [one for one in trials if not one.offset]
         if not trials:
             return None
         if self.target is not None:
@@ -190,8 +188,6 @@ class Question:
                 trials,
                 key=lambda one: model.variance_removed_from(one.training, self.held_out, chosen),
             )
-        if higher := self._higher_rate(trials, observed, chosen.optimizer):
-            return higher
         losses = {
             one: _expected_above(*model.difference(one, chosen), self.tolerance)
             for one in trainings
@@ -207,27 +203,6 @@ class Question:
             ),
             default=None,
         )
-
-    def _higher_rate(
-        self, trials: Sequence[TrialPlan], observed: Sequence[Observed], name: OptimizerName
-    ) -> TrialPlan | None:
-        """One of an optimizer's trials so far, at the next higher rate; `None` after another rate.
-
-        Rates are in doubt as much as batches, but one trial of them says less of the decision than
-        one of a batch, so that without this one they were left to the end. A usual rate that is too
-        low costs more than one that is too high. Without batch normalization short trials favour
-        rates that are too high for the training itself, so they are left to the end there.
-        """
-        known = [one for one in observed if one.optimizer == name]
-        if self.usual_rate is not None or any(one.offset for one in known):
-            return None
-        made = {(one.batch, one.samples) for one in known}
-        higher = (
-            one
-            for one in trials
-            if one.offset > 0 and one.arm.optimizer == name and (one.arm.batch, one.samples) in made
-        )
-        return max(higher, key=lambda one: one.samples, default=None)
 
     def _sooner(
         self,
