@@ -57,8 +57,8 @@ _MORE_SHARED_MEMORY = (
     "NCCL connects this host's GPUs through shared memory, and found too little: give more of it "
     "(docker: --shm-size=1g), or set NCCL_SHM_DISABLE=1"
 )
-# The end of a group waits for its threads, which a forked process, such as a loader process, has not
-# got. It would hang or crash as it collected an earlier group, held by the traceback of an error.
+# The end of a group waits for its threads, which a forked process (a loader process, for one) has
+# not got. It would hang or crash as it collected an earlier group that an error's traceback holds.
 os.register_at_fork(after_in_child=gc.freeze)
 
 _LONGEST_WHY = 300  # characters of an error that other workers are told
