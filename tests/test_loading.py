@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -430,3 +431,64 @@ def test_what_ended_a_loader_process_is_told(number, kind, said):
                 DataLoader(Ending(number), num_workers=1, worker_init_fn=ignore_stop_signals)
             )
         )
+
+
+class UnsendableBatches(Dataset):
+    """Whose batches cannot be pickled, but for the first."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return (lambda: index) if index else index
+
+
+def as_they_are(items):
+    return items
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for():
+    how = {"worker_init_fn": ignore_stop_signals, "collate_fn": as_they_are, "timeout": SECONDS}
+    loader = DataLoader(UnsendableBatches(), num_workers=1, **how)
+    batches = batches_of(loader)
+    assert next(batches) == [0]
+    with pytest.raises(DataError, match=r"^a loader process cannot send a batch \(.*loaders=0$"):
+        next(batches)
+
+
+class Kept:
+    """Garbage that stays until it is collected, and tells then."""
+
+    ended = 0
+
+    def __init__(self):
+        self.own = self
+
+    def __del__(self):
+        Kept.ended += 1
+
+
+class Collecting(Dataset):
+    """How much of that ends in the process that loads it."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        gc.collect()
+        return Kept.ended
+
+
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="nothing is forked")
+def test_a_forked_loader_process_ends_nothing_that_its_maker_has_left():
+    """A process group would wait there for its threads, which only its maker has."""
+    gc.disable()
+    try:
+        Kept()
+        before = Kept.ended
+        loader = DataLoader(Collecting(), num_workers=1, worker_init_fn=ignore_stop_signals)
+        assert [batch.item() for batch in batches_of(loader)] == [before]
+    finally:
+        gc.enable()
+    gc.collect()
+    assert Kept.ended == before + 1

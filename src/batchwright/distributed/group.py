@@ -7,7 +7,6 @@ MASTER_ADDR and MASTER_PORT. Without them the process is the only worker and cal
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import re
 import socket
@@ -57,10 +56,6 @@ _MORE_SHARED_MEMORY = (
     "NCCL connects this host's GPUs through shared memory, and found too little: give more of it "
     "(docker: --shm-size=1g), or set NCCL_SHM_DISABLE=1"
 )
-# The end of a group waits for its threads, which a forked process (a loader process, for one) has
-# not got. It would hang or crash as it collected an earlier group that an error's traceback holds.
-os.register_at_fork(after_in_child=gc.freeze)
-
 _LONGEST_WHY = 300  # characters of an error that other workers are told
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 

@@ -7,6 +7,7 @@ set pickled.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -16,13 +17,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pickle import PicklingError
 from typing import Any, NamedTuple
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from batchwright.errors import TOO_LITTLE_SHARED, DataError, PlanError, SharedMemoryError
+from batchwright.errors import (
+    TOO_LITTLE_SHARED,
+    DataError,
+    PlanError,
+    SharedMemoryError,
+    one_line,
+)
 from batchwright.records import Job
 from batchwright.workload.host import worker_threads
 
@@ -40,6 +49,8 @@ _ON_A_GPU = (
     "only dense CPU tensors can be pinned",  # as the batches of other processes arrive
 )
 
+_NOT_SENT = "a loader process cannot send a batch"
+
 _LOOK_SECONDS = 1.0  # between two looks whether the creator of a loader process still lives
 
 _ENDED = (
@@ -47,12 +58,17 @@ _ENDED = (
     'script, so what it runs must stand under `if __name__ == "__main__":`; or give loaders=0'
 )
 
+# The end of a process group waits for its threads, which a forked process has not got: it would
+# hang or crash as it collected an earlier group, such as one that an error's traceback holds.
+os.register_at_fork(after_in_child=gc.freeze)
+
 
 def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
     """The batches of ``loader``.
 
     Raises:
-        DataError: What the loader processes need cannot be pickled, or the samples are on a GPU.
+        DataError: What the loader processes need, or a batch of theirs, cannot be pickled, or the
+            samples are on a GPU.
         PlanError: The loader processes ended while they imported the script.
         SharedMemoryError: There is too little shared memory for a batch.
         RuntimeError: A loader process has failed, or was killed.
@@ -108,6 +124,11 @@ def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
             raise DataError(
                 "the samples are on the GPU, which loader processes cannot use: give loaders=0"
             ) from None
+        if (at := why.find(_NOT_SENT)) >= 0:
+            raise DataError(
+                f"{why[at:].splitlines()[0]}: have the data set or collate return tensors, numbers "
+                "and texts, or give loaders=0"
+            ) from None
         if "is killed by signal" in str(error.__cause__):
             raise RuntimeError(str(error.__cause__)) from None
         raise
@@ -140,11 +161,22 @@ def ignore_stop_signals(worker: int) -> None:
     SIGTERM, or after the worker's death. To be used as ``worker_init_fn`` of a `DataLoader`.
     """
     del worker
+    Queue._on_queue_feeder_error = _send_why  # type: ignore[attr-defined] # here alone
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if (maker := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(maker,), daemon=True).start()
+
+
+def _send_why(queue: Queue[Any], error: Exception, batch: Any) -> None:
+    """Send an error in place of a batch that could not be sent.
+
+    Python prints the error and drops the batch, and the worker would wait for it for ever.
+    """
+    number, _ = batch
+    said = RuntimeError(f"{_NOT_SENT} ({one_line(error)})")
+    queue.put((number, ExceptionWrapper((RuntimeError, said, None))))
 
 
 def _end_with(maker: BaseProcess) -> None:
