@@ -397,7 +397,7 @@ TRAINED_KEYS = (
 )
 """Keys that may change after measuring, although the trials were trained with them."""
 _MEASURED_KEYS = (
-    *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "nesterov", "normalize"),
-    *("rotation", "weight_decay", "weights", "zoom"),
+    *("augment", "batch_norm", "crop_scale", "dropout", "frozen", "loss", "momentum", "nesterov"),
+    *("normalize", "rotation", "weight_decay", "weights", "zoom"),
 )
 """Keys that the profile fixes; runs may differ from it in them."""
