@@ -478,6 +478,20 @@ def test_nothing_is_clipped_unless_the_job_says_so(tmp_path: Path) -> None:
     assert "clip_grad_norm_(model.parameters(), 2)" in exported(clipped, "accelerate")
 
 
+def test_resized_crops_go_to_timm_and_into_modules(tmp_path: Path) -> None:
+    plan = make_plan(job=make_job(augment="resized-crop", crop_scale=0.35))
+    stages = tuple(
+        stage.model_copy(update={"augmentation": "resized-crop"}) for stage in plan.stages
+    )
+    plan = plan.model_copy(update={"stages": stages})
+    timm = yaml.safe_load(exported(plan, "timm"))
+    assert (timm["scale"], timm["ratio"], timm["hflip"]) == ([0.35, 1.0], [0.75, 4 / 3], 0.5)
+    assert "scale" not in yaml.safe_load(exported(make_plan(), "timm"))
+    for name in PYTHON:
+        assert module(exported(plan, name), tmp_path)["CROP_SCALE"] == (0.35, 1.0)
+        assert "CROP_SCALE" not in exported(make_plan(), name)
+
+
 def test_trainers_get_a_seed_that_numpy_takes(tmp_path: Path) -> None:
     plan = make_plan(job=make_job(seed=2**40 + 7))
     for name in PYTHON:

@@ -477,6 +477,22 @@ def test_samples_may_lie_on_the_gpu_without_loader_processes():
         feed.close()
 
 
+@reaches("workload.data.pipeline:ImagePipeline._resized_parts")
+def test_resized_crops_are_those_of_the_cpu():
+    images, made = store(samples=70, side=40), []
+    for device in (torch.device("cpu"), GPU):
+        fed = ImagePipeline(
+            images, device=device, side=40, mean=MIDDLE, std=MIDDLE, seed=1,
+            augmentation="resized-crop",
+        )  # fmt: skip
+        made.append([
+            fed.training_batch(torch.arange(70), epoch=0, resolution=one)[0].cpu()
+            for one in (24, 40)
+        ])  # fmt: skip
+    torch.testing.assert_close(made[1][0], made[0][0])  # both by products of whole numbers
+    torch.testing.assert_close(made[1][1], made[0][1], atol=2.1 / 127.5, rtol=0)
+
+
 @reaches("workload.data.image_files:_resized", "workload.data.image_files:FilePipeline.__init__")
 def test_images_in_files_are_resized_on_the_gpu(tmp_path, monkeypatch):
     from test_image_files import photograph

@@ -463,9 +463,17 @@ def test_so_does_one_whose_images_come_from_the_cpu_a_batch_ahead(monkeypatch, s
     torch.testing.assert_close(weights, expected)
 
 
-def test_so_does_one_whose_images_are_turned():
+@pytest.mark.parametrize(
+    "images",
+    [
+        {"augmentation": "flip", "rotation": 0.05, "zoom": 0.25},
+        {"augmentation": "resized-crop"},
+    ],
+    ids=["turned", "resized"],
+)
+def test_so_does_one_whose_images_are_turned_or_resized(images):
     plan, build, options = KINDS["plain"]
-    options = {**options, "images": {"augmentation": "flip", "rotation": 0.05, "zoom": 0.25}}
+    options = {**options, "images": images}
     steps, weights, _, waits = waits_of(plan, build, **options)
     assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
     _, expected, _, _ = waits_of(plan, build, torch.device("cpu"), **options)

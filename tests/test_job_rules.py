@@ -65,6 +65,11 @@ CONFLICTS = [
         "rotation=0.05: data=my_data:photos augments its images itself: leave rotation out",
     ),
     (
+        {"augment": "crop-flip", "crop_scale": 0.5},
+        "crop_scale=0.5 with augment=crop-flip: only resized crops have it: give "
+        "augment=resized-crop, or leave crop_scale out",
+    ),
+    (
         {"method": "dual-batch", "dual": {"shares": "published"}},
         "dual.shares=published with server.consistency=asp: it averages the models of all workers: "
         "give server.consistency=bsp, or leave dual.shares out",

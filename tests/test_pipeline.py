@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from batchwright.workload.data import pipeline as module
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.pipeline import ImagePipeline, Warps, draw, split_mix, warp
+from batchwright.workload.data.pipeline import ImagePipeline, Warps, warp
+from batchwright.workload.data.random_numbers import draw, split_mix
 
 CPU = torch.device("cpu")
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}

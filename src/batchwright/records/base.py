@@ -121,7 +121,7 @@ Arguments = Annotated[dict[str, JsonValue], AfterValidator(_Arguments)]
 NO_ARGUMENTS = _Arguments()
 
 Precision = Literal["float32", "bfloat16", "float16"]
-Augmentation = Literal["none", "flip", "crop", "crop-flip"]
+Augmentation = Literal["none", "flip", "crop", "crop-flip", "resized-crop"]
 Method = Annotated[str, Named(METHODS)]
 OptimizerName = Annotated[str, Named(OPTIMIZERS)]
 AskedMethod = Annotated[str, Named(METHODS, "auto")]

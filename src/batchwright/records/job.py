@@ -222,7 +222,14 @@ def _cycle(job: JobFields) -> Iterator[str]:
         )
 
 
-def _warps(job: JobFields) -> Iterator[str]:
+def _random_changes(job: JobFields) -> Iterator[str]:
+    """Keys of random changes that nothing would follow."""
+    default = type(job).model_fields["crop_scale"].default
+    if job.crop_scale != default and job.augmentation != "resized-crop":
+        yield (
+            f"crop_scale={job.crop_scale:g} with augment={job.augment}: only resized crops have "
+            "it: give augment=resized-crop, or leave crop_scale out"
+        )
     if not source_of(job.data).as_they_come:
         return
     for key in ("rotation", "zoom"):
@@ -355,14 +362,7 @@ def as_written(value: object) -> str:
 
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
-    *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps, _normalize),
-    *(
-        _passes,
-        _average_weights,
-        _bounds,
-        _body_rate,
-        lambda job: job.goal.conflicts(),
-        _open_method,
-        _cycle,
-    ),
+    *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _random_changes),
+    *(_normalize, _passes, _average_weights, _bounds, _body_rate),
+    *(lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

@@ -129,11 +129,19 @@ class JobFields(Keys):
         0.0, ge=0, lt=1, description="Label smoothing of `cross_entropy`."
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the classifier.")
-    augment: Literal["auto", "none", "flip", "crop", "crop-flip"] = Field(
+    augment: Literal["auto", "none", "flip", "crop", "crop-flip", "resized-crop"] = Field(
         "auto",
-        description="Random horizontal flip, shift and crop, or both. `auto`: `crop` for "
+        description="Random horizontal flip, shift and crop, or both; `resized-crop`: random "
+        "resized crops and flips, the usual for photographs: a part of `crop_scale` to all of the "
+        "area, 3/4 to 4/3 times as wide as high, fills the image. `auto`: `crop` for "
         "digits, else `crop-flip`, or that of `cycle.preset`. Images from a function of yours "
         "stay as they are.",
+    )
+    crop_scale: float = Field(
+        0.08,
+        gt=0,
+        le=1,
+        description="For `augment=resized-crop`: least share of an image's area that is shown.",
     )
     rotation: float = Field(
         0.0,

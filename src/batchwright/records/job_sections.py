@@ -262,7 +262,8 @@ class Cycle(Keys):
     strengths: Literal["auto"] | tuple[NonNegative, ...] = Field(
         "auto",
         description="Strength of the augmentation at each resolution: its largest shift, turn and "
-        "zoom, relative to the usual. `auto`: 1 at all.",
+        "zoom, and how far resized crops are from the whole image, relative to the usual. `auto`: "
+        "1 at all.",
     )
     recalibrate: Index = Field(
         0,

@@ -191,6 +191,7 @@ def _fed(
             augmentation=plan.stages[0].augmentation,
             rotation=plan.job.rotation,
             zoom=plan.job.zoom,
+            crop_scale=plan.job.crop_scale,
             seed=plan.job.seed,
             dtype=dtype,
             loaders=loader_processes(
@@ -208,6 +209,7 @@ def _fed(
         augmentation=plan.stages[0].augmentation,
         rotation=plan.job.rotation,
         zoom=plan.job.zoom,
+        crop_scale=plan.job.crop_scale,
         seed=plan.job.seed,
         dtype=dtype,
         limit=plan.job.goal.memory,

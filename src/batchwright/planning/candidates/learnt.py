@@ -398,17 +398,7 @@ TRAINED_KEYS = (
 )
 """Keys that may change after measuring, although the trials were trained with them."""
 _MEASURED_KEYS = (
-    *(
-        "augment",
-        "batch_norm",
-        "betas",
-        "body_rate",
-        "dropout",
-        "eps",
-        "frozen",
-        "loss",
-        "momentum",
-    ),
-    *("nesterov", "normalize", "rotation", "weight_decay", "weights", "zoom"),
+    *("augment", "batch_norm", "betas", "body_rate", "crop_scale", "dropout", "eps", "frozen"),
+    *("loss", "momentum", "nesterov", "normalize", "rotation", "weight_decay", "weights", "zoom"),
 )
 """Keys that the profile fixes; runs may differ from it in them."""

@@ -34,6 +34,9 @@ _WORDS = {
     "dropout=0.1": "drop drop_rate dropout_rate",
     "augment=crop-flip": "aug augmentation augmentations data_augmentation transform transforms "
     "hflip",
+    "augment=resized-crop": "random_resized_crop rrc",
+    "crop_scale=0.08, the least share of the area with augment=resized-crop": "min_crop_scale "
+    "crop_area area_range",
     "optimizer=sgd": "optim optimiser opt solver",
     "momentum=0.9": "mom sgd_momentum beta",
     "betas=0.9,0.95, both of AdamW's": "beta1 beta2 adam_beta1 adam_beta2 adam_betas opt_betas",
@@ -108,9 +111,11 @@ OTHER_WORDS = {word: form for form, words in _WORDS.items() for word in words.sp
 _ABSENT = {
     "no key does that: change single images in a data set of yours, data=my_project:images": (
         "aa auto_augment autoaugment rand_augment randaugment trivial_augment color_jitter reprob "
-        "random_erasing random_resized_crop ratio"
+        "random_erasing"
     ),
-    "scaling=sqrt is the rule for the rate; no key crops images at random scales": "scale",
+    "crops are 3/4 to 4/3 times as wide as high with augment=resized-crop": "ratio",
+    "crop_scale=0.08 is the least area with augment=resized-crop, scaling=sqrt the rule for the "
+    "rate": "scale",
     "no key does that: mix batches in a loop of your own, with bw.Session": (
         "mixup mixup_alpha cutmix cutmix_alpha"
     ),

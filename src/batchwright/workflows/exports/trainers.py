@@ -272,7 +272,7 @@ STEPS = {made.steps}  # updates in an epoch, of {samples} samples each
 SEED = {made.seed}
 LABEL_SMOOTHING = {job.label_smoothing:g}
 DROPOUT = {plan.stages[0].dropout:g}
-{options}
+{_crops(plan)}{options}
 
 def optimizer(model):
     """The plan's optimizer; vectors and scalars (norms, biases) do not decay."""
@@ -286,6 +286,14 @@ def schedule(optimizer):
 def rate_factor(epoch):
     """Share of the peak rate after so many epochs, in fractions too."""
 {_factor(made)}'''
+
+
+def _crops(plan: Plan) -> str:
+    """What resized crops take, for the script's own data set; empty without them."""
+    if plan.stages[0].augmentation != "resized-crop":
+        return ""
+    made = "v2.RandomResizedCrop(RESOLUTION, scale=CROP_SCALE), then v2.RandomHorizontalFlip()"
+    return f"CROP_SCALE = {plan.job.crop_scale:g}, 1.0  # {made}\n"
 
 
 def _optimizer(made: Recipe) -> str:
@@ -413,6 +421,13 @@ def deepspeed(plan: Plan, target: Target) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
+def _timm_crops(plan: Plan) -> dict[str, object]:
+    """Arguments of timm for resized crops."""
+    if plan.stages[0].augmentation != "resized-crop":
+        return {}
+    return {"scale": [plan.job.crop_scale, 1.0], "ratio": [0.75, 4 / 3], "hflip": 0.5}
+
+
 def timm(plan: Plan, target: Target) -> str:
     """Arguments of timm's `train.py --config FILE`, which torchrun starts for each worker."""
     made = recipe(plan, "timm")
@@ -447,6 +462,7 @@ def timm(plan: Plan, target: Target) -> str:
         "cooldown_epochs": 0,
         "smoothing": job.label_smoothing,
         "drop": plan.stages[0].dropout,
+        **_timm_crops(plan),
         "amp": plan.precision != "float32",
         "amp_dtype": "bfloat16" if plan.precision == "bfloat16" else "float16",
         "grad_checkpointing": job.activation_checkpointing == "on",

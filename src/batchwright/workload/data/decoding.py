@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import BinaryIO
@@ -134,6 +134,46 @@ def decode_square(
         square = turned.crop((left, top, left + edge, top + edge))
         factor = edge // resolution
         return np.array(square.reduce(factor) if factor > 1 else square)
+
+
+def decode_part(
+    data: bytes,
+    *,
+    top_resolution: int,
+    resolution: int,
+    part: Callable[[int, int], Sequence[int]],
+) -> npt.NDArray[np.uint8]:
+    """A part of an encoded image, resized to a square: uint8 (resolution, resolution, 3).
+
+    JPEG is decoded at the smallest scale at which each side of the part has at least ``resolution``
+    pixels.
+
+    Args:
+        data: The file's content.
+        top_resolution: Highest training resolution, in pixels, for the limit of `decode`.
+        resolution: Side of the result, in pixels.
+        part: Gives first row, first column, height and width of the part, for the height and width
+            of the upright image.
+
+    Raises:
+        UnreadableImageError: As `decode` raises.
+    """
+    with _readable(io.BytesIO(data)) as image:
+        _refuse_large(*stored_size(*image.size, top_resolution))
+        turned = None if image.format in ("JPEG", "MPO") else upright(image)
+        width, height = (turned or image).size
+        if turned is None and _orientation(image) >= 5:  # a quarter turn
+            width, height = height, width
+        top, left, rows, columns = part(height, width)
+        if turned is None:
+            reduction = resolution / min(rows, columns)
+            image.draft(None, (ceil(image.width * reduction), ceil(image.height * reduction)))
+            turned = upright(image)
+        down, across = turned.height / height, turned.width / width
+        right, bottom = (left + columns) * across, (top + rows) * down
+        box = left * across, top * down, min(right, turned.width), min(bottom, turned.height)
+        size, bilinear = (resolution, resolution), Image.Resampling.BILINEAR
+        return np.array(turned.resize(size, bilinear, box=box))
 
 
 def size_of(data: bytes) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from batchwright.errors import DataError
 from batchwright.records import Augmentation
 from batchwright.workload.data.copying import copy_to_device
-from batchwright.workload.data.decoding import UnreadableImageError, decode_square
+from batchwright.workload.data.decoding import UnreadableImageError, decode_part, decode_square
 from batchwright.workload.data.loading import (
     LoadingMeter,
     MeteredItems,
@@ -30,23 +30,24 @@ from batchwright.workload.data.loading import (
     ignore_stop_signals,
 )
 from batchwright.workload.data.pipeline import (
-    FIELD_BITS,
     FLIPPED,
     UNCROPPED,
     Normalization,
     Warps,
-    draw,
     flip,
     resize,
     warp,
 )
+from batchwright.workload.data.random_numbers import FIELD_BITS, draw
+from batchwright.workload.data.resized_crops import CROP_SCALE, ResizedCrops
 from batchwright.workload.data.store import free_bytes
 
 STORE_SHARE = 0.5
 """Share of the free disk that decoded images may take; larger data sets stay in their files."""
 
 _Triple = tuple[float, float, float]
-_Key = tuple[int, int, tuple[float, float] | None]  # index, resolution, position of the square
+_Place = tuple[float, float] | Callable[[int, int], Sequence[int]] | None
+_Key = tuple[int, int, _Place]  # index, resolution, place of the square
 Squares = tuple[Tensor, Tensor, Tensor]  # bytes of all squares, their sides, their labels
 
 
@@ -112,17 +113,25 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         """Where each image is: its name below the data set's place."""
         return [str(self._root / name) for name in self._names]
 
-    def square(self, index: int, resolution: int, place: tuple[float, float] | None) -> Tensor:
-        """A square of an image, uint8 (m, m, 3); see `decode_square`.
+    def square(self, index: int, resolution: int, place: _Place) -> Tensor:
+        """A square of an image, uint8 (m, m, 3).
+
+        Args:
+            index: Of the image.
+            resolution: Wanted side, in pixels.
+            place: Where it is, as for `decode_square`, or a part that is resized, as for
+                `decode_part`.
 
         Raises:
             DataError: The file cannot be read.
         """
-        name = self._names[index]
+        name, sides = self._names[index], {"top_resolution": self.side, "resolution": resolution}
         try:
-            pixels = decode_square(
-                self._read(name), top_resolution=self.side, resolution=resolution, place=place
-            )
+            data = self._read(name)
+            if callable(place):
+                pixels = decode_part(data, **sides, part=place)
+            else:
+                pixels = decode_square(data, **sides, place=place)
         except (OSError, UnreadableImageError) as error:
             raise DataError(
                 f"unreadable image {self._root / name}: {error}; put it back as it was and go on "
@@ -147,12 +156,14 @@ class FilePipeline:
         ahead: Batches that each loader process loads ahead.
         rotation: As for `ImagePipeline`.
         zoom: As for `ImagePipeline`.
+        crop_scale: As for `ImagePipeline`.
 
     Attributes:
         files: The images.
         loading: Counts and times the decoded batches.
         strength: Strength of the augmentation: largest distance of crops from the middle, largest
-            turn and largest zoom, relative to the usual ones.
+            turn and largest zoom, relative to the usual ones. For resized crops see
+            `ResizedCrops.draw`.
     """
 
     def __init__(
@@ -167,8 +178,10 @@ class FilePipeline:
         ahead: int = 2,
         rotation: float = 0.0,
         zoom: float = 0.0,
+        crop_scale: float = CROP_SCALE,
     ) -> None:
         self._warps = Warps(seed, rotation, zoom)
+        self._resized_crops = ResizedCrops(seed, crop_scale)
         self.files, self.strength = files, 1.0
         self.loading = loading = LoadingMeter(loaders)
         self._device, self._augmentation, self._seed = device, augmentation, seed
@@ -241,6 +254,12 @@ class FilePipeline:
         if epoch is None or self._augmentation in UNCROPPED:
             return lambda indices: [(index, resolution, None) for index in indices.tolist()]
         seed, strength = self._seed, min(1.0, self.strength)
+        if self._augmentation == "resized-crop":
+            part = self._resized_crops.one
+            return lambda indices: [
+                (index, resolution, partial(part, epoch, index, strength))
+                for index in indices.tolist()
+            ]
 
         def drawn(indices: Tensor) -> list[_Key]:
             """Random positions of crops; with less strength they keep nearer to the middle."""

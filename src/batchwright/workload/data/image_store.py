@@ -111,7 +111,40 @@ class ImageStore:
         firsts = self._starts[indices] + tops * row_bytes + lefts * 3
         return (firsts[:, None] + torch.arange(side) * row_bytes[:, None]).view(-1)
 
+    def rectangles(
+        self, indices: torch.Tensor, parts: torch.Tensor
+    ) -> tuple[torch.Tensor, int, torch.Tensor]:
+        """Rectangles of one size, that of the largest part, each with the part of an image in it.
+
+        A rectangle begins with its part, or so much further left that it ends inside ``pixels``.
+        Beyond the part it has pixels of anywhere.
+
+        Args:
+            indices: Indices of the images, int64 (n,).
+            parts: First row, first column, height and width of each part, int64 (n, 4).
+
+        Returns:
+            First byte in ``pixels`` of each row, int64 (n * height,); their width in pixels; and
+            the column of each rectangle with which its part begins, int64 (n,).
+        """
+        tops, lefts, heights, widths = parts.unbind(1)
+        width = int(widths.max())
+        last = len(self.pixels) - width * 3
+        row_bytes = self.sizes[indices, 1] * 3
+        firsts = self._starts[indices] + tops * row_bytes + lefts * 3
+        beyond = (firsts + (heights - 1) * row_bytes - last).clamp_(min=0)
+        lines = torch.arange(int(heights.max())) * row_bytes[:, None]
+        rows = ((firsts - beyond)[:, None] + lines).clamp_(max=last)
+        return rows.view(-1), width, beyond // 3
+
 
 def squares_at(pixels: torch.Tensor, rows: torch.Tensor, side: int) -> torch.Tensor:
     """Squares (n, side, side, 3) whose rows start at the bytes ``rows`` (n * side,)."""
-    return pixels.unfold(0, side * 3, 1).index_select(0, rows).view(-1, side, side, 3)
+    return rectangles_at(pixels, rows, side, side)
+
+
+def rectangles_at(
+    pixels: torch.Tensor, rows: torch.Tensor, height: int, width: int
+) -> torch.Tensor:
+    """Rectangles (n, height, width, 3) whose rows start at the bytes ``rows`` (n * height,)."""
+    return pixels.unfold(0, width * 3, 1).index_select(0, rows).view(-1, height, width, 3)

@@ -15,18 +15,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from threading import Lock
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from batchwright.records import Augmentation
 from batchwright.workload.data.copying import copy_to_device, prefetched
-from batchwright.workload.data.image_store import ImageStore, squares_at
+from batchwright.workload.data.image_store import ImageStore, rectangles_at, squares_at
+from batchwright.workload.data.random_numbers import (
+    FIELD_BITS,
+    Draws,
+    draw,
+    scaled,
+    split_mix,
+    start_of,
+)
 from batchwright.workload.data.reduced import is_well_below, reduced
+from batchwright.workload.data.resized_crops import CROP_SCALE, ResizedCrops, resized_parts
 from batchwright.workload.data.store import Progress
 
 RESIDENT_BYTES = 4 * 2**30
@@ -37,10 +44,10 @@ RESIDENT_SHARE = 0.25
 
 _PADDING_SHARE = 8  # images are shifted by up to an eighth of the side: the usual 4 px of 32
 _LARGEST_MARGIN = 1.25  # square images up to so many times the side are cropped, larger resized
-FIELD_BITS = 24  # of each random number
 UNCROPPED: tuple[Augmentation, ...] = ("none", "flip")
-FLIPPED: tuple[Augmentation, ...] = ("flip", "crop-flip")
+FLIPPED: tuple[Augmentation, ...] = ("flip", "crop-flip", "resized-crop")
 MAX_ZOOM = 0.9  # at any strength
+_RESIZED_TOGETHER = 32  # px; a CPU is quicker with larger parts one by one, six times at 112 px
 _Triple = tuple[float, float, float]
 
 
@@ -51,7 +58,8 @@ class ImagePipeline:
     shifted by up to an eighth of their side, with black beyond the border. From all other images a
     square of ``side`` pixels is cropped, or a smaller one from smaller images: at random in
     training, else from the middle. For another ``resolution`` the square is resized, bilinear and
-    antialiased.
+    antialiased. Crops that are resized are those of `ResizedCrops`, of the whole stored image, and
+    go to the resolution at once.
 
     Args:
         store: The images.
@@ -64,13 +72,15 @@ class ImagePipeline:
         dtype: Format of the images: float32, or the format that the network autocasts to.
         rotation: Largest turn either way, as a share of a full turn.
         zoom: Largest share of a side by which an image is enlarged or reduced.
+        crop_scale: Least share of an image's area that is shown, if crops are resized.
         limit: Bytes that the process may use of a GPU; `None`: all free bytes.
 
     ``side``, ``mean`` and ``std`` are attributes, too.
 
     Attributes:
         strength: Strength of the augmentation: largest shift, turn and zoom, relative to the usual
-            ones; 0 changes nothing. Crops cannot leave the image, so for them 1 is the most.
+            ones; 0 changes nothing. Crops cannot leave the image, so for them 1 is the most. For
+            resized crops see `ResizedCrops.draw`.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class ImagePipeline:
         dtype: torch.dtype = torch.float32,
         rotation: float = 0.0,
         zoom: float = 0.0,
+        crop_scale: float = CROP_SCALE,
         limit: int | None = None,
     ) -> None:
         self._store = store
@@ -95,6 +106,7 @@ class ImagePipeline:
         self._seed = seed
         self._limit = limit
         self._warps = Warps(seed, rotation, zoom)
+        self._resized_crops = ResizedCrops(seed, crop_scale)
         self._normalization = Normalization(mean, std, device=device, dtype=dtype)
         self.strength = 1.0
         self._drawn, self._drawn_starts = -1, (-1, 0.0, 0)
@@ -155,6 +167,8 @@ class ImagePipeline:
                 self._draw(epoch)
             if self._augmentation in UNCROPPED:
                 pixels = self._still(level, indices)
+            elif self._augmentation == "resized-crop":
+                pixels = self._resized_parts(level, indices, epoch, resolution)
             elif self._whole:
                 pixels = _shift(self._whole_ones(level, indices), *self._starts(level, indices))
             else:
@@ -186,7 +200,8 @@ class ImagePipeline:
 
     def _level(self, resolution: int, progress: Progress | None = None) -> _Level:
         """The images from which batches of ``resolution`` pixels are made."""
-        if not is_well_below(resolution, self.side):
+        # Resized crops go from any size to the resolution; of a smaller copy they would be blurred.
+        if self._augmentation == "resized-crop" or not is_well_below(resolution, self.side):
             return self._full
         if resolution not in self._reduced:
             full = self._store
@@ -239,7 +254,7 @@ class ImagePipeline:
         if (self._drawn, self.strength, side) != self._drawn_starts:
             self._drawn_starts = self._drawn, self.strength, side
             down, right = (
-                _nearest((_scaled(field, 2 * shift + 1) - shift) * side, full)
+                _nearest((scaled(field, 2 * shift + 1) - shift) * side, full)
                 for field in (self._draws.vertical, self._draws.horizontal)
             )
             self._all_starts = ((down + pad) * (side + 2 * pad) + right + pad) * 3
@@ -295,6 +310,28 @@ class ImagePipeline:
             square = store.squares(indices[one], tops[one], lefts[one], edge)
             pixels[one] = square if edge == side else resize(square, side)
         return copy_to_device(pixels, self._device)
+
+    def _resized_parts(self, level: _Level, indices: Tensor, epoch: int, resolution: int) -> Tensor:
+        """A random part of each image, on the device; uint8 (n, resolution, resolution, 3)."""
+        sizes = level.store.sizes[indices]
+        parts = self._resized_crops.draw(epoch, indices, sizes, self.strength)
+        if self._device.type == "cpu" and resolution > _RESIZED_TOGETHER:
+            pixels = torch.empty(len(indices), resolution, resolution, 3, dtype=torch.uint8)
+            for position, (top, left, height, width) in enumerate(parts.tolist()):
+                image = level.store.image(int(indices[position]))
+                part = image[top : top + height, left : left + width]
+                pixels[position] = resize(part[None], resolution)[0]
+            return pixels
+        rows, width, columns = level.store.rectangles(indices, parts)
+        if level.on_gpu:
+            rows = copy_to_device(rows, self._device)
+        found = rectangles_at(level.pixels, rows, len(rows) // len(indices), width)
+        inside = torch.stack((torch.zeros_like(columns), columns, parts[:, 2], parts[:, 3]), dim=1)
+        return resized_parts(
+            found if level.on_gpu else copy_to_device(found, self._device),
+            copy_to_device(inside.int(), self._device),
+            resolution,
+        )
 
     def _normalize(self, pixels: Tensor, resolution: int, turns: Tensor | None = None) -> Tensor:
         """Images (n, 3, resolution, resolution) of pixels (n, side, side, 3).
@@ -375,34 +412,6 @@ class _Level:
 # ---------------------------------------------------------------------------------- random numbers
 
 
-class Draws(NamedTuple):
-    """Random numbers of each sample of a batch; tensors (n,) on the CPU."""
-
-    vertical: Tensor
-    """Uniform integers below 2^24."""
-    horizontal: Tensor
-    """Uniform integers below 2^24, independent of ``vertical``."""
-    flip: Tensor
-    """True for half of the samples."""
-
-
-def draw(seed: int, epoch: int, indices: Tensor) -> Draws:
-    """Random numbers that depend on nothing but seed, epoch and sample index.
-
-    All are bits of one 64-bit output of SplitMix64, started from the mixed seed and epoch, at the
-    position of the sample's index.
-
-    References:
-        Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators, OOPSLA.
-    """
-    state = split_mix(_start(seed, epoch), indices.numpy().astype(np.uint64))
-    mask = np.uint64(2**FIELD_BITS - 1)
-    vertical = (state & mask).astype(np.int64)
-    horizontal = (state >> np.uint64(FIELD_BITS) & mask).astype(np.int64)
-    flip = (state >> np.uint64(63)).astype(np.bool_)
-    return Draws(*map(torch.from_numpy, (vertical, horizontal, flip)))
-
-
 @dataclass(frozen=True)
 class Warps:
     """Random turns and zooms of images; false where both are 0.
@@ -434,7 +443,7 @@ class Warps:
         Returns:
             Scale times cosine and sine of the angle, float32 (n, 2).
         """
-        start = split_mix(_start(self.seed, epoch), np.array([2**64 - 1], np.uint64))
+        start = split_mix(start_of(self.seed, epoch), np.array([2**64 - 1], np.uint64))
         state = split_mix(start, indices.numpy().astype(np.uint64))
         mask = np.uint64(2**FIELD_BITS - 1)
         turn, size = (
@@ -446,35 +455,13 @@ class Warps:
         return torch.stack((scales * angles.cos(), scales * angles.sin()), dim=1).float()
 
 
-def _start(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
-    """Start of the generator for an epoch."""
-    return split_mix(np.array([seed % 2**64], np.uint64), np.array([epoch], np.uint64))
-
-
-def split_mix(
-    state: npt.NDArray[np.uint64], position: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
-    """Output of SplitMix64 started from ``state``, at zero-based ``position``."""
-    mixed: npt.NDArray[np.uint64] = state + (position + np.uint64(1)) * np.uint64(
-        0x9E3779B97F4A7C15
-    )
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
 # ------------------------------------------------------------------------------------------- pixels
-
-
-def _scaled(field: Tensor, choices: int | Tensor) -> Tensor:
-    """Integers below ``choices`` from integers below 2^24, uniform to within choices / 2^24."""
-    return field * choices >> FIELD_BITS
 
 
 def _first_pixels(fields: Tensor, rooms: Tensor, strength: float) -> Tensor:
     """First pixels of crops with so much room each; with less strength nearer to the middle."""
     spans = rooms if strength >= 1 else (strength * rooms.double()).round().long()
-    return (rooms - spans) // 2 + _scaled(fields, spans + 1)
+    return (rooms - spans) // 2 + scaled(fields, spans + 1)
 
 
 def _nearest(values: Tensor, divisor: int) -> Tensor:
@@ -550,7 +537,7 @@ def warp(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def resize(images: Tensor, side: int) -> Tensor:
-    """Square images (n, any, any, 3) resized to (n, side, side, 3), bilinear and antialiased.
+    """Images (n, any, any, 3) resized to (n, side, side, 3), bilinear and antialiased.
 
     On the CPU uint8 stays uint8, which is three times as fast as float and rounds by at most half a
     grey level; GPUs resize only float.

@@ -1,0 +1,63 @@
+"""Random numbers of samples: functions of seed, epoch and sample index alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+FIELD_BITS = 24
+"""Bits of each random number."""
+
+
+class Draws(NamedTuple):
+    """Random numbers of each sample of a batch; tensors (n,) on the CPU."""
+
+    vertical: Tensor
+    """Uniform integers below 2^24."""
+    horizontal: Tensor
+    """Uniform integers below 2^24, independent of ``vertical``."""
+    flip: Tensor
+    """True for half of the samples."""
+
+
+def draw(seed: int, epoch: int, indices: Tensor) -> Draws:
+    """Random numbers that depend on nothing but seed, epoch and sample index.
+
+    All are bits of one 64-bit output of SplitMix64, started from the mixed seed and epoch, at the
+    position of the sample's index.
+
+    References:
+        Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators, OOPSLA.
+    """
+    state = split_mix(start_of(seed, epoch), indices.numpy().astype(np.uint64))
+    mask = np.uint64(2**FIELD_BITS - 1)
+    vertical = (state & mask).astype(np.int64)
+    horizontal = (state >> np.uint64(FIELD_BITS) & mask).astype(np.int64)
+    flip = (state >> np.uint64(63)).astype(np.bool_)
+    return Draws(*map(torch.from_numpy, (vertical, horizontal, flip)))
+
+
+def start_of(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
+    """Start of the generator for an epoch, uint64 (1,)."""
+    return split_mix(np.array([seed % 2**64], np.uint64), np.array([epoch], np.uint64))
+
+
+def split_mix(
+    state: npt.NDArray[np.uint64], position: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """Output of SplitMix64 started from ``state``, at zero-based ``position``."""
+    mixed: npt.NDArray[np.uint64] = state + (position + np.uint64(1)) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def scaled(field: Tensor, choices: int | Tensor) -> Tensor:
+    """Integers below ``choices`` from integers below 2^24, uniform to within choices / 2^24."""
+    return field * choices >> FIELD_BITS

@@ -1,0 +1,152 @@
+"""Random resized crops: a random part of an image, of random area and shape, fills the square.
+
+`resized_parts` resizes all images of a batch at once, by two matrix products of whole numbers,
+which float32 adds without rounding: an image is the same to the bit in any batch and on any device
+(but for TF32, which rounds the weights of pixels to 11 bits).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchwright.workload.data.random_numbers import (
+    FIELD_BITS,
+    draw,
+    scaled,
+    split_mix,
+    start_of,
+)
+
+CROP_SCALE = 0.08
+"""Least share of an image's area, as usual."""
+_WIDEST = 4 / 3  # width over height; the narrowest is its inverse
+_TRIES = 10  # before the middle is taken
+_ONE = 2**16  # the weights of a pixel add up to this: 255 times it is below float32's 2^24
+_AT_ONCE = 64  # images that are resized at once, so that their copies take little memory
+
+
+@dataclass(frozen=True)
+class ResizedCrops:
+    """Random parts of images, as of torchvision's RandomResizedCrop.
+
+    Area and shape are drawn ten times; the first part that fits into the image is taken, at a
+    random place, else the largest middle one whose shape is allowed.
+
+    Attributes:
+        seed: Seed of the job.
+        least: Least share of the image's area.
+
+    References:
+        Szegedy et al. 2015, Going deeper with convolutions, section 6.
+    """
+
+    seed: int
+    least: float = CROP_SCALE
+
+    def draw(self, epoch: int, indices: Tensor, sizes: Tensor, strength: float) -> Tensor:
+        """The part of each image of a batch.
+
+        Places are the random numbers of `random_numbers.draw`; area and shape come from another
+        start of the generator, so that they are independent of them.
+
+        Args:
+            epoch: Zero-based.
+            indices: Indices of samples, int64 (n,), on the CPU.
+            sizes: Height and width of each image, in pixels, int64 (n, 2).
+            strength: Factor on how far area and logarithm of the shape may be from 1, 1 at most; at
+                0 the largest middle square is taken.
+
+        Returns:
+            First row, first column, height and width of each part, int64 (n, 4).
+        """
+        strength = min(1.0, strength)
+        start = split_mix(start_of(self.seed, epoch), np.array([2**64 - 2], np.uint64))
+        positions = indices.numpy()[:, None] * _TRIES + np.arange(_TRIES)
+        state = split_mix(start, positions.astype(np.uint64))
+        mask = np.uint64(2**FIELD_BITS - 1)
+        area, shape = (
+            (field & mask).astype(np.float64) / 2**FIELD_BITS
+            for field in (state, state >> np.uint64(FIELD_BITS))
+        )
+        size = sizes.numpy().astype(np.float64)
+        heights, widths = size[:, :1], size[:, 1:]
+        areas = heights * widths * (1 - strength * (1 - self.least) * (1 - area))
+        ratios = np.exp(strength * math.log(_WIDEST) * (2 * shape - 1))
+        tall, wide = np.rint(np.sqrt(areas / ratios)), np.rint(np.sqrt(areas * ratios))
+        fits = (tall > 0) & (tall <= heights) & (wide > 0) & (wide <= widths)
+        rows, first, any_fits = np.arange(len(fits)), fits.argmax(1), fits.any(1)
+        widest = _WIDEST**strength
+        largest_tall = np.minimum(heights, np.rint(widths * widest))[:, 0]
+        largest_wide = np.minimum(widths, np.rint(heights * widest))[:, 0]
+        tall, wide = (
+            torch.from_numpy(np.where(any_fits, drawn[rows, first], largest).astype(np.int64))
+            for drawn, largest in ((tall, largest_tall), (wide, largest_wide))
+        )
+        places, fitting = draw(self.seed, epoch, indices), torch.from_numpy(any_fits)
+        tops, lefts = (
+            torch.where(fitting, scaled(field, room + 1), room // 2)
+            for field, room in (
+                (places.vertical, sizes[:, 0] - tall),
+                (places.horizontal, sizes[:, 1] - wide),
+            )
+        )
+        return torch.stack((tops, lefts, tall, wide), dim=1)
+
+    def one(self, epoch: int, index: int, strength: float, height: int, width: int) -> list[int]:
+        """`draw` for one image: first row, first column, height and width of the part."""
+        sizes = torch.tensor([[height, width]])
+        found: list[int] = self.draw(epoch, torch.tensor([index]), sizes, strength)[0].tolist()
+        return found
+
+
+def resized_parts(images: Tensor, parts: Tensor, side: int) -> Tensor:
+    """A part of each image, resized to a square, bilinear and antialiased.
+
+    Rows, then columns: each output is a mean of pixels, rounded to a whole grey level, with weights
+    of a triangle as wide as two output pixels, or two input pixels where these are larger.
+
+    Args:
+        images: uint8 (n, height, width, 3).
+        parts: First row, first column, height and width of each part, int32 (n, 4), on the device
+            of the images.
+        side: Of the result, in pixels.
+
+    Returns:
+        uint8 (n, side, side, 3).
+    """
+    made = []
+    with torch.autocast(images.device.type, enabled=False):
+        for some, at in zip(images.split(_AT_ONCE), parts.split(_AT_ONCE), strict=True):
+            count, height, width = some.shape[:3]
+            down = _weights(at[:, 0], at[:, 2], height, side)
+            rows = _mean(down, some.reshape(count, height, -1).float())
+            columns = rows.view(count, side, width, 3).transpose(1, 2).reshape(count, width, -1)
+            across = _mean(_weights(at[:, 1], at[:, 3], width, side), columns)
+            square = across.view(count, side, side, 3).transpose(1, 2)
+            made.append(square.to(torch.uint8, memory_format=torch.contiguous_format))
+    return made[0] if len(made) == 1 else torch.cat(made)
+
+
+def _weights(firsts: Tensor, sizes: Tensor, pixels: int, side: int) -> Tensor:
+    """Weight of each pixel in each mean, whole numbers: float32 (n, ``side``, ``pixels``).
+
+    Output i looks at c = (i + 1/2) s / side of a part of s pixels, and pixel j + 1/2 counts by
+    1 - |j + 1/2 - c| / max(s / side, 1), times 2 max(s, side) to be whole, if that is positive.
+    """
+    sizes = sizes.view(-1, 1, 1)
+    at = torch.arange(pixels, dtype=torch.int32, device=sizes.device) - firsts.view(-1, 1, 1)
+    middles = torch.arange(1, 2 * side, 2, dtype=torch.int32, device=sizes.device).view(1, -1, 1)
+    apart = ((2 * at + 1) * side - middles * sizes).abs()
+    heights = (2 * sizes.clamp(min=side) - apart).clamp(min=0) * ((at >= 0) & (at < sizes))
+    total = heights.sum(2, keepdim=True, dtype=torch.int32)
+    return ((heights * _ONE + total // 2) // total).float()
+
+
+def _mean(weights: Tensor, values: Tensor) -> Tensor:
+    """Means (n, side, m) of ``values`` (n, pixels, m), rounded to whole numbers."""
+    return torch.bmm(weights, values).add_(_ONE // 2).div_(_ONE).floor_()
