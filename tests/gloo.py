@@ -69,7 +69,8 @@ class Worker:
         """Where all threads of it, and of the loader processes that it has started, are."""
         pid = self.process.pid
         for one in [pid, *_children(pid)]:
-            os.kill(one, _SHOW)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(one, _SHOW)
             time.sleep(1)
         self._shown.seek(0)
         return self._shown.read().decode()

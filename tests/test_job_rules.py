@@ -70,6 +70,10 @@ CONFLICTS = [
         "augment=resized-crop, or leave crop_scale out",
     ),
     (
+        {"data": "my_data:photos", "augment": "resized-crop", "crop_scale": 0.5},
+        "crop_scale=0.5: data=my_data:photos augments its images itself: leave crop_scale out",
+    ),
+    (
         {"method": "dual-batch", "dual": {"shares": "published"}},
         "dual.shares=published with server.consistency=asp: it averages the models of all workers: "
         "give server.consistency=bsp, or leave dual.shares out",

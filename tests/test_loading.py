@@ -433,27 +433,65 @@ def test_what_ended_a_loader_process_is_told(number, kind, said):
         )
 
 
+class Unpicklable:
+    """What cannot be pickled."""
+
+    def __init__(self, why):
+        self.why = why
+
+    def __reduce__(self):
+        raise self.why
+
+
 class UnsendableBatches(Dataset):
     """Whose batches cannot be pickled, but for the first."""
+
+    def __init__(self, why):
+        self.why = why
 
     def __len__(self):
         return 4
 
     def __getitem__(self, index):
-        return (lambda: index) if index else index
+        return Unpicklable(self.why) if index else index
+
+
+class UnsendableErrors(Dataset):
+    """Whose errors are of a class that is made when they are raised, as botocore's are."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise type("NoSuchKey", (Exception,), {})("no photo at the place")
 
 
 def as_they_are(items):
     return items
 
 
-def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for():
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (
+            TypeError("a lock"),
+            r"\(TypeError: a lock\): have .* return tensors, .*, or give loaders",
+        ),
+        (OSError(24, "Too many open files"), r"\(OSError: .*\): raise the limit \(ulimit -n"),
+    ],
+)
+def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for(why, said):
     how = {"worker_init_fn": ignore_stop_signals, "collate_fn": as_they_are, "timeout": SECONDS}
-    loader = DataLoader(UnsendableBatches(), num_workers=1, **how)
-    batches = batches_of(loader)
+    batches = batches_of(DataLoader(UnsendableBatches(why), num_workers=1, **how))
     assert next(batches) == [0]
-    with pytest.raises(DataError, match=r"^a loader process cannot send a batch \(.*loaders=0$"):
+    with pytest.raises(DataError, match=f"^a loader process cannot send a batch {said}"):
         next(batches)
+
+
+def test_an_error_that_cannot_be_sent_is_told_all_the_same():
+    how = {"worker_init_fn": ignore_stop_signals, "timeout": SECONDS}
+    with pytest.raises(RuntimeError, match="NoSuchKey: no photo at the place"):
+        next(batches_of(DataLoader(UnsendableErrors(), num_workers=1, **how)))
 
 
 class Kept:

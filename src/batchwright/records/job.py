@@ -224,17 +224,17 @@ def _cycle(job: JobFields) -> Iterator[str]:
 
 def _random_changes(job: JobFields) -> Iterator[str]:
     """Keys of random changes that nothing would follow."""
-    default = type(job).model_fields["crop_scale"].default
-    if job.crop_scale != default and job.augmentation != "resized-crop":
+    usual = type(job).model_fields
+    keys = ("crop_scale", "rotation", "zoom")
+    given = {key: getattr(job, key) for key in keys if getattr(job, key) != usual[key].default}
+    if source_of(job.data).as_they_come:
+        for key, value in given.items():
+            yield f"{key}={value:g}: data={job.data} augments its images itself: leave {key} out"
+    elif "crop_scale" in given and job.augmentation != "resized-crop":
         yield (
             f"crop_scale={job.crop_scale:g} with augment={job.augment}: only resized crops have "
             "it: give augment=resized-crop, or leave crop_scale out"
         )
-    if not source_of(job.data).as_they_come:
-        return
-    for key in ("rotation", "zoom"):
-        if value := getattr(job, key):
-            yield (f"{key}={value:g}: data={job.data} augments its images itself: leave {key} out")
 
 
 def is_normalization(values: Sequence[float]) -> bool:

@@ -130,12 +130,9 @@ class ImageStore:
         tops, lefts, heights, widths = parts.unbind(1)
         width = int(widths.max())
         last = len(self.pixels) - width * 3
-        row_bytes = self.sizes[indices, 1] * 3
-        firsts = self._starts[indices] + tops * row_bytes + lefts * 3
-        beyond = (firsts + (heights - 1) * row_bytes - last).clamp_(min=0)
-        lines = torch.arange(int(heights.max())) * row_bytes[:, None]
-        rows = ((firsts - beyond)[:, None] + lines).clamp_(max=last)
-        return rows.view(-1), width, beyond // 3
+        rows = self.rows(indices, tops, lefts, int(heights.max())).view(len(indices), -1)
+        beyond = (rows.gather(1, heights[:, None] - 1) - last).clamp_(min=0)
+        return (rows - beyond).clamp_(max=last).view(-1), width, beyond[:, 0] // 3
 
 
 def squares_at(pixels: torch.Tensor, rows: torch.Tensor, side: int) -> torch.Tensor:

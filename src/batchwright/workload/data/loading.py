@@ -125,10 +125,11 @@ def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
                 "the samples are on the GPU, which loader processes cannot use: give loaders=0"
             ) from None
         if (at := why.find(_NOT_SENT)) >= 0:
-            raise DataError(
-                f"{why[at:].splitlines()[0]}: have the data set or collate return tensors, numbers "
-                "and texts, or give loaders=0"
-            ) from None
+            said = why[at:].splitlines()[0]
+            hint = "have the data set or collate return tensors, numbers and texts"
+            if "Too many open files" in said:
+                hint = "raise the limit (ulimit -n 65536)"
+            raise DataError(f"{said}: {hint}, or give loaders=0") from None
         if "is killed by signal" in str(error.__cause__):
             raise RuntimeError(str(error.__cause__)) from None
         raise
@@ -158,7 +159,8 @@ def ignore_stop_signals(worker: int) -> None:
 
     Engines send SIGTERM, and terminals SIGINT, to all processes. But the worker still needs batches
     until the step after which all workers stop. The loader process ends by the worker's own
-    SIGTERM, or after the worker's death. To be used as ``worker_init_fn`` of a `DataLoader`.
+    SIGTERM, or after the worker's death. It also tells the worker of batches that it cannot send.
+    To be used as ``worker_init_fn`` of a `DataLoader`.
     """
     del worker
     Queue._on_queue_feeder_error = _send_why  # type: ignore[attr-defined] # here alone
@@ -170,13 +172,17 @@ def ignore_stop_signals(worker: int) -> None:
 
 
 def _send_why(queue: Queue[Any], error: Exception, batch: Any) -> None:
-    """Send an error in place of a batch that could not be sent.
+    """Send an error in place of a batch, or of the data set's own error, that could not be sent.
 
-    Python prints the error and drops the batch, and the worker would wait for it for ever.
+    Python prints why and drops what it was to send, and the worker would wait for it for ever.
     """
-    number, _ = batch
-    said = RuntimeError(f"{_NOT_SENT} ({one_line(error)})")
-    queue.put((number, ExceptionWrapper((RuntimeError, said, None))))
+    number, made = batch
+    if isinstance(made, ExceptionWrapper):  # its class has no name to be found by, as botocore's
+        made.exc_type = RuntimeError
+    else:
+        said = RuntimeError(f"{_NOT_SENT} ({one_line(error)})")
+        made = ExceptionWrapper((RuntimeError, said, None))
+    queue.put((number, made))
 
 
 def _end_with(maker: BaseProcess) -> None:

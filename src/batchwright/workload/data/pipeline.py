@@ -28,6 +28,7 @@ from batchwright.workload.data.random_numbers import (
     FIELD_BITS,
     Draws,
     draw,
+    fields,
     scaled,
     split_mix,
     start_of,
@@ -444,11 +445,9 @@ class Warps:
             Scale times cosine and sine of the angle, float32 (n, 2).
         """
         start = split_mix(start_of(self.seed, epoch), np.array([2**64 - 1], np.uint64))
-        state = split_mix(start, indices.numpy().astype(np.uint64))
-        mask = np.uint64(2**FIELD_BITS - 1)
         turn, size = (
-            torch.from_numpy((field & mask).astype(np.float64)) / (2 ** (FIELD_BITS - 1)) - 1
-            for field in (state, state >> np.uint64(FIELD_BITS))
+            torch.from_numpy(field / 2 ** (FIELD_BITS - 1)) - 1
+            for field in fields(split_mix(start, indices.numpy().astype(np.uint64)))
         )
         angles = 2 * math.pi * strength * self.rotation * turn
         scales = 1 + min(MAX_ZOOM, strength * self.zoom) * size

@@ -34,9 +34,7 @@ def draw(seed: int, epoch: int, indices: Tensor) -> Draws:
         Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators, OOPSLA.
     """
     state = split_mix(start_of(seed, epoch), indices.numpy().astype(np.uint64))
-    mask = np.uint64(2**FIELD_BITS - 1)
-    vertical = (state & mask).astype(np.int64)
-    horizontal = (state >> np.uint64(FIELD_BITS) & mask).astype(np.int64)
+    vertical, horizontal = (field.astype(np.int64) for field in fields(state))
     flip = (state >> np.uint64(63)).astype(np.bool_)
     return Draws(*map(torch.from_numpy, (vertical, horizontal, flip)))
 
@@ -56,6 +54,12 @@ def split_mix(
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def fields(state: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Two independent integers below 2^24 out of each output of `split_mix`."""
+    mask = np.uint64(2**FIELD_BITS - 1)
+    return state & mask, state >> np.uint64(FIELD_BITS) & mask
 
 
 def scaled(field: Tensor, choices: int | Tensor) -> Tensor:

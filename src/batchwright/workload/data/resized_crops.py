@@ -7,7 +7,6 @@ which float32 adds without rounding: an image is the same to the bit in any batc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 from batchwright.workload.data.random_numbers import (
     FIELD_BITS,
     draw,
+    fields,
     scaled,
     split_mix,
     start_of,
@@ -67,29 +67,25 @@ class ResizedCrops:
         strength = min(1.0, strength)
         start = split_mix(start_of(self.seed, epoch), np.array([2**64 - 2], np.uint64))
         positions = indices.numpy()[:, None] * _TRIES + np.arange(_TRIES)
-        state = split_mix(start, positions.astype(np.uint64))
-        mask = np.uint64(2**FIELD_BITS - 1)
         area, shape = (
-            (field & mask).astype(np.float64) / 2**FIELD_BITS
-            for field in (state, state >> np.uint64(FIELD_BITS))
+            field / 2**FIELD_BITS for field in fields(split_mix(start, positions.astype(np.uint64)))
         )
-        size = sizes.numpy().astype(np.float64)
-        heights, widths = size[:, :1], size[:, 1:]
+        heights, widths = np.hsplit(sizes.numpy().astype(np.float64), 2)
         areas = heights * widths * (1 - strength * (1 - self.least) * (1 - area))
-        ratios = np.exp(strength * math.log(_WIDEST) * (2 * shape - 1))
-        tall, wide = np.rint(np.sqrt(areas / ratios)), np.rint(np.sqrt(areas * ratios))
-        fits = (tall > 0) & (tall <= heights) & (wide > 0) & (wide <= widths)
-        rows, first, any_fits = np.arange(len(fits)), fits.argmax(1), fits.any(1)
         widest = _WIDEST**strength
-        largest_tall = np.minimum(heights, np.rint(widths * widest))[:, 0]
-        largest_wide = np.minimum(widths, np.rint(heights * widest))[:, 0]
+        ratios = widest ** (2 * shape - 1)
+        # After the tries comes the middle, which always fits.
+        talls = np.rint(np.append(np.sqrt(areas / ratios), np.minimum(heights, widths * widest), 1))
+        wides = np.rint(np.append(np.sqrt(areas * ratios), np.minimum(widths, heights * widest), 1))
+        fits = (talls > 0) & (talls <= heights) & (wides > 0) & (wides <= widths)
+        first = fits.argmax(1)[:, None]
         tall, wide = (
-            torch.from_numpy(np.where(any_fits, drawn[rows, first], largest).astype(np.int64))
-            for drawn, largest in ((tall, largest_tall), (wide, largest_wide))
+            torch.from_numpy(np.take_along_axis(sides, first, 1)[:, 0]).long()
+            for sides in (talls, wides)
         )
-        places, fitting = draw(self.seed, epoch, indices), torch.from_numpy(any_fits)
+        places, middle = draw(self.seed, epoch, indices), torch.from_numpy(first[:, 0] == _TRIES)
         tops, lefts = (
-            torch.where(fitting, scaled(field, room + 1), room // 2)
+            torch.where(middle, room // 2, scaled(field, room + 1))
             for field, room in (
                 (places.vertical, sizes[:, 0] - tall),
                 (places.horizontal, sizes[:, 1] - wide),
