@@ -53,9 +53,9 @@ def test_a_checkpoint_that_was_kept_is_delivered_with_its_own_accuracy(run, tmp_
     assert f"After epoch 1: {percent(one.epochs[0].top1)} of the held-out images" in card
     first, last = (load_checkpoint(folder / "checkpoints" / name) for name in kept)
     assert first["state"]["epoch"] == 1
-    assert not torch.equal(first["model"]["head.weight"], last["model"]["head.weight"])
+    assert not torch.equal(first["model"]["classifier.weight"], last["model"]["classifier.weight"])
     at_end = load_checkpoint(folder / "checkpoints" / "last.pt")
-    assert torch.equal(last["model"]["head.weight"], at_end["model"]["head.weight"])
+    assert torch.equal(last["model"]["classifier.weight"], at_end["model"]["classifier.weight"])
     with pytest.raises(FileError, match=r"of single epochs there are: epoch-1, epoch-2$"):
         bw.deliver(folder, tmp_path / "other", checkpoint="epoch-3")
 

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.algorithms.splicing import why_not
 from batchwright.planning.planner import make_plan as planned
+from batchwright.planning.planner import plan_without_profile
 from batchwright.prediction.accuracy.forecast import forecast
 from batchwright.records.job_sections import Goal
 from batchwright.records.run import is_over, stalled_epoch, stalled_words
 from batchwright.reporting.data.reading import accuracy_words
 from batchwright.reporting.pages.page import page
+from batchwright.reporting.render.progress import progress
 from batchwright.training.recorder import Recorder
+from batchwright.training.step.epoch_totals import held_out_fields
 from batchwright.workflows.lengthen import lengthened
 from samples import (
+    make_cyclic_plan,
+    make_data,
     make_dual_plan,
     make_epoch,
+    make_hybrid_plan,
     make_job,
+    make_network,
     make_plan,
     make_profile,
     make_summary,
     reason,
 )
 from servers import make_server_plan
+from test_reporting_progress import a_console, epoch_end
 from test_server_coordinator import begun
 
 COUNT = 100
@@ -36,7 +45,9 @@ def impatient(plan, patience=2, **goal):
 def epochs_of(*correct):
     """Epochs with these held-out images right, of a hundred; ``None``: not evaluated."""
     return tuple(
-        make_epoch(n, val_correct=right, val_count=None if right is None else COUNT)
+        make_epoch(
+            n, val_correct=right, val_count=None if right is None else COUNT, learning_rate=0.1
+        )
         for n, right in enumerate(correct)
     )
 
@@ -60,6 +71,34 @@ def test_it_counts_evaluations_since_the_best_one(correct, last):
     assert (found and found.epoch) == last
     assert is_over(plan, epochs) == bool(stalled_words(plan, epochs)) == (last is not None)
     assert not is_over(make_plan(), epochs)
+
+
+@pytest.mark.parametrize("made", [make_cyclic_plan, make_hybrid_plan])
+def test_only_the_last_row_of_a_cycle_counts(made):
+    """Accuracy falls with the resolution and rises with the next stage of the rate."""
+    *rows, last = made().stages
+    stages, first = (*rows, last.model_copy(update={"epochs": 5})), sum(r.epochs for r in rows)
+    plan = impatient(made(stages=stages, judged_from=first))
+    falling = [90 - epoch for epoch in range(first)]
+    assert not is_over(plan, epochs_of(*falling))
+    assert not is_over(plan, epochs_of(*falling, 5, 4, 6, 6))  # less than before, but it rises
+    assert stalled_epoch(plan, epochs_of(*falling, 5, 4, 5)).epoch == first + 2
+
+
+def test_an_accuracy_that_is_no_number_is_no_evaluation():
+    """A loop of the user's own may measure one."""
+    assert held_out_fields({"top1": float("nan")}, 10)["val_correct"] is None
+    assert held_out_fields({"top1": 3.0}, 10)["val_correct"] == 3
+
+
+def test_no_time_is_left_after_the_epoch_that_ends_a_run():
+    console, plan = a_console(), impatient(make_plan())
+    with progress(console, epochs=plan.epochs, plan=plan) as shown:
+        for epoch, accuracy in enumerate((0.3, 0.2, 0.1)):
+            shown.update(epoch_end(epoch, **{"val/top1": accuracy}))
+    *before, last = console.file.getvalue().splitlines()
+    assert all(line.endswith(" left") for line in before)
+    assert "left" not in last
 
 
 def test_a_server_waits_for_evaluations_that_come_later():
@@ -126,11 +165,21 @@ def test_such_a_run_gets_no_more_epochs():
     correct = [*range(28), 10, 10]
     run = make_summary(plan=plan, epochs=epochs_of(*correct))
     assert lengthened(run) is None
-    assert lengthened(run.model_copy(update={"epochs": epochs_of(*range(30))})) is not None
+    longer = lengthened(run.model_copy(update={"epochs": epochs_of(*range(30))}))
+    # The rate, which had come down, rises again: what was reached before is no measure.
+    assert not is_over(longer, epochs_of(*range(30), 20, 15, 21, 18))
+    assert is_over(longer, epochs_of(*range(30), 20, 15, 18))
+    assert why_not(longer, plan, 30) == ""
 
 
 def test_the_reasons_say_that_times_are_upper_bounds():
     plan = planned(make_profile(), make_job(goal=Goal(patience=3)))
     assert reason(plan, "patience").value == "3 evaluations"
     assert "upper bounds" in reason(plan, "patience").why
+    assert "last row" not in reason(plan, "patience").why
     assert not any(one.choice == "patience" for one in planned(make_profile()).reasons)
+    job = make_job(method="cyclic", resolutions=(16, 32), goal=Goal(patience=3))
+    cyclic = plan_without_profile(job, make_data(), make_network())
+    assert "Only those of the last row count" in reason(cyclic, "patience").why
+    assert cyclic.judged_from == cyclic.epochs - cyclic.stages[-1].epochs
+    assert plan.judged_from == 0

@@ -265,6 +265,20 @@ def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
             ["goal.patience=5 does nothing with 1 evaluation: leave it out"],
         ),
         ({"epochs": 9, "evaluate_epochs": 2, "goal": {"patience": 4}}, []),
+        (
+            {"method": "cyclic", "epochs": 28, "goal": {"patience": 2}},
+            ["goal.patience=2 does nothing with 2 evaluations at the last resolution and rate"],
+        ),
+        ({"method": "cyclic", "epochs": 28, "goal": {"patience": 1}}, []),
+        (
+            {"method": "cyclic", "epochs": 28, "evaluate_epochs": 5, "goal": {"patience": 1}},
+            ["goal.patience=1 does nothing with 1 evaluation at the last resolution and rate"],
+        ),
+        (
+            {"epochs": 9, "checkpoint_epochs": 10},
+            ["checkpoint_epochs=10 does nothing with epochs=9: give at most 9"],
+        ),
+        ({"epochs": 9, "checkpoint_epochs": 9}, []),
         ({"method": "cyclic", "cycle": {"batches": (64, 32)}}, []),
         ({"method": "hybrid", "workers": 2, "dual": {"extra_time": 1.1}}, []),
         ({}, []),

@@ -626,12 +626,16 @@ def test_all_layers_but_the_last_have_a_share_of_its_rate(name):
     trained_by(network, optimizer)
 
 
-def test_a_body_that_is_not_trained_has_no_rate():
+@pytest.mark.parametrize(("head", "why"), [(True, "is all that is trained"), (False, "is frozen")])
+def test_a_body_rate_that_would_set_no_layer_apart_is_refused(head, why):
     network = build()
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name.rpartition(".")[0] in task.heads_of(network))
-    optimizer = task.build_optimizer(network, Job(optimizer="sgd", body_rate=0.25), 0.1)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
+        parameter.requires_grad_((name.rpartition(".")[0] in task.heads_of(network)) == head)
+    with pytest.raises(JobError, match=rf"body_rate=0\.25: the last layer \(classifier\) {why}"):
+        task.build_optimizer(network, Job(optimizer="sgd", body_rate=0.25), 0.1)
+
+
+def test_a_body_rate_with_all_other_layers_frozen_contradicts_itself():
     with pytest.raises(JobError, match=r"body_rate=0\.25 with frozen=all-but-head: only the last"):
         Job(body_rate=0.25, frozen=("all-but-head",))
 

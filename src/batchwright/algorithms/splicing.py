@@ -8,7 +8,7 @@ from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
 
 _EXPLAINING = (
-    *("job", "considered", "target_epochs", "epoch_accuracy"),
+    *("job", "considered", "judged_from", "target_epochs", "epoch_accuracy"),
     *("knees", "held_out", "threads", "cores", "reasons"),
 )
 """Fields of a plan with reasons and predictions, which do not change what a run computes."""

@@ -118,6 +118,7 @@ from batchwright.records import (
     Profile,
     Reason,
     RunSummary,
+    Stage,
 )
 from batchwright.records.base import Method
 from batchwright.records.job import as_written, check_job
@@ -503,6 +504,7 @@ def _assembled(
         update=update,
         ags=ags_rule(job),
         average_epochs=averaged_epochs(job),
+        judged_from=sum(row.epochs for row in stages[:-1]),
         precision=precision_of(job),
         learning_rate=rule,
         merge="parameter server" if server else "sample-weighted all-reduce",
@@ -513,7 +515,7 @@ def _assembled(
             *scaling_reasons(job, stages, least, rule, update, by_runs=ags_by_runs),
             *averaging_reasons(job),
             *_normalization_reasons(job),
-            *_patience_reasons(job),
+            *_patience_reasons(job, stages),
         ),
         **predicted,
     )
@@ -533,15 +535,17 @@ def _normalization_reasons(job: Job) -> tuple[Reason, ...]:
     return (Chosen(as_written(job.normalize), why, "asked").reason("normalization"),)
 
 
-def _patience_reasons(job: Job) -> tuple[Reason, ...]:
+def _patience_reasons(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
     """When training may end before its last epoch for want of progress; empty if it never does."""
     if job.goal.patience is None:
         return ()
-    times = counted(job.goal.patience, "evaluation")
+    times, only = counted(job.goal.patience, "evaluation"), ""
+    if len(stages) > 1:
+        only = "Only those of the last row count, as accuracy moves with resolution and rate. "
     why = (
         "Training ends once so many in a row have brought no held-out accuracy above the best one "
-        "before. When that will be is not predicted: the plan's times and costs are of all epochs, "
-        "so they are upper bounds."
+        f"before. {only}When that will be is not predicted: the plan's times and costs are of all "
+        "epochs, so they are upper bounds."
     )
     return (Chosen(times, why, "asked").reason("patience"),)
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from batchwright.errors import PlanError
 from batchwright.planning.methods.simulated import with_link
-from batchwright.planning.resolution import settled, sides
+from batchwright.planning.resolution import schedule_of, settled, sides
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
 from batchwright.records.job import PASS_KEYS, as_written, check_job, method_keys
 from batchwright.records.registries.optimizers import AUTO
@@ -156,13 +156,17 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={as_written(value)} does nothing with optimizer={job.optimizer}: it is for "
                 "adamw"
             )
-    evaluations = ceil(job.asked_epochs / job.evaluate_epochs)
-    if job.goal.patience is not None and job.goal.patience >= evaluations:
+    judged, where = _judged(job)
+    if job.goal.patience is not None and job.goal.patience >= judged:
+        advice = f"give at most {judged - 1}" if judged > 1 else "leave it out"
         found.append(
             f"goal.patience={job.goal.patience} does nothing with "
-            f"{counted(evaluations, 'evaluation')}: give at most {evaluations - 1}"
-            if evaluations > 1
-            else f"goal.patience={job.goal.patience} does nothing with 1 evaluation: leave it out"
+            f"{counted(judged, 'evaluation')}{where}: {advice}"
+        )
+    if job.checkpoint_epochs is not None and job.checkpoint_epochs > job.asked_epochs:
+        found.append(
+            f"checkpoint_epochs={job.checkpoint_epochs} does nothing with "
+            f"epochs={job.asked_epochs}: give at most {job.asked_epochs}"
         )
     if job.goal.accuracy is not None and job.goal.target is None:
         found.append(
@@ -181,6 +185,15 @@ def idle_keys(job: Job) -> tuple[str, ...]:
             "take 2 workers or more"
         )
     return tuple(found)
+
+
+def _judged(job: Job) -> tuple[int, str]:
+    """Number of the evaluations that `goal.patience` counts, and which ones, in words."""
+    epochs, every = job.asked_epochs, job.evaluate_epochs
+    if not (job.method_spec.cycles and sides(job)):
+        return ceil(epochs / every), ""
+    before = epochs - schedule_of(job).parts[-1].epochs
+    return ceil(epochs / every) - before // every, " at the last resolution and rate"
 
 
 def precision_of(job: Job) -> Precision:

@@ -501,8 +501,9 @@ class Goal(Keys):
     patience: Count | None = Field(
         None,
         description="Training ends once this many evaluations in a row have brought no held-out "
-        "accuracy above the best one before. The plan's times and costs are of all epochs, so the "
-        "most that it can take. Unset: training goes on.",
+        "accuracy above the best one before; with `cyclic` and `hybrid` those at the last "
+        "resolution and rate count. The plan's times and costs are of all epochs, so the most that "
+        "it can take. Unset: training goes on.",
     )
     confidence: float = Field(
         0.8,

@@ -326,6 +326,12 @@ class PlanFields(Document):
         description="Epochs that an exponential average of the weights looks back on; held-out "
         "accuracy and delivered weights are those of the average. Null: no average.",
     )
+    judged_from: Index = Field(
+        0,
+        description="First zero-based epoch whose accuracy counts for `goal.patience`. Before it "
+        "resolution or rate are others: a cycle is not in its last row, or a run has not got the "
+        "epochs by which it goes on.",
+    )
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The learning rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table of stages, in order.")

@@ -50,11 +50,14 @@ def reached_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | No
 def stalled_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | None:
     """The evaluated epoch at which accuracy has not risen for `goal.patience` evaluations.
 
-    `None` where there is none, or no such goal. With a parameter server, epochs may be evaluated in
-    another order than theirs: nothing counts before the evaluations of all epochs before it.
+    `None` where there is none, or no such goal. Evaluations count from `Plan.judged_from` on. With
+    a parameter server, epochs may be evaluated in another order than theirs: nothing counts before
+    the evaluations of all epochs before it.
     """
+    if plan.job.goal.patience is None:
+        return None
     best, since = -inf, 0
-    for one in epochs if plan.job.goal.patience is not None else ():
+    for one in (each for each in epochs if each.epoch >= plan.judged_from):
         if one.top1 is not None:
             best, since = max(best, one.top1), 0 if one.top1 > best else since + 1
         elif plan.server is not None and plan.evaluates_after(one.epoch):

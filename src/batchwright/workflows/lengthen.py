@@ -49,7 +49,8 @@ def lengthened(summary: RunSummary) -> Plan | None:
         source="measured",
     )
     more = {"stages": stages, "target_epochs": None, "reasons": (*plan.reasons, reason)}
-    return plan.model_copy(update=more)
+    # The rate rises again, and accuracy falls with that below the best one.
+    return plan.model_copy(update={**more, "judged_from": plan.epochs})
 
 
 def _growth(reached: float, target: float, summary: RunSummary) -> float:

@@ -380,8 +380,8 @@ def build_optimizer(
     Args:
         network: The network, on its final device.
         job: Names the optimizer, its momentum and its weight decay.
-        rate: Learning rate per step of the first parameter group; with all optimizers but Muon, of
-            all groups.
+        rate: Learning rate per step of the first parameter group; of all groups, but with Muon, and
+            with job key ``body_rate`` for those of the last layer.
         name: The optimizer that the plan chose; unset: the job's, where `auto` is SGD.
 
     Raises:
@@ -401,9 +401,19 @@ def slow_body(optimizer: torch.optim.Optimizer, network: nn.Module, share: float
         optimizer: New. Its groups keep the last layer's parameters, or all if they have none.
         network: The network.
         share: Rate of the other layers over the rate that they were given.
+
+    Raises:
+        JobError: The last layer is not trained, or nothing else is.
     """
     heads = heads_of(network)
     own = {id(p) for name, p in network.named_parameters() if name.rpartition(".")[0] in heads}
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not (trained & own and trained - own):
+        what = "is all that is trained" if trained & own else "is frozen, so all would be slower"
+        raise JobError(
+            f"body_rate={share:g}: the last layer ({', '.join(sorted(heads))}) {what}: leave "
+            "body_rate out"
+        )
     for group in list(optimizer.param_groups):
         head = [one for one in group["params"] if id(one) in own]
         body = [one for one in group["params"] if id(one) not in own]

@@ -16,7 +16,7 @@ from statistics import median
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from batchwright.records import Plan
+from batchwright.records import EpochRecord, Plan
 from batchwright.records.lines.run_lines import (
     EpochLine,
     NoteLine,
@@ -25,7 +25,7 @@ from batchwright.records.lines.run_lines import (
     SharesLine,
     StepLine,
 )
-from batchwright.records.run import reached_epoch
+from batchwright.records.run import is_over
 from batchwright.records.text.formatting import duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.live_run import forecast_words
@@ -84,6 +84,7 @@ class RunProgress:
         self._epoch_seconds: deque[float] = deque(maxlen=PACE_EPOCHS)
         self._paced_by: tuple[int, int] | None = None  # resolution and batch of `_epoch_seconds`
         self._likely_epochs: int | None = None
+        self._records: list[EpochRecord] = []  # since this start: they never show an end too early
         self._shown = (-1, 0.0)
 
     def __enter__(self) -> RunProgress:
@@ -173,7 +174,8 @@ class RunProgress:
         held_out = held_out_loss(self._plan)
         words += epoch_words(line, brief=brief, simulated=self._simulated, held_out=held_out)
         left = (self._seconds() or 0.0) * (self._likely(epoch + 1) - epoch - 1)
-        ends = self._plan is not None and reached_epoch(self._plan, [record]) is not None
+        self._records.append(record)
+        ends = self._plan is not None and is_over(self._plan, self._records)
         if not ends and (self._simulated or self._rounds):
             words += self._paced(epoch + 1, self._clock())
         elif not ends and left:

@@ -152,7 +152,7 @@ def held_out_fields(sums: Mapping[str, float], count: int) -> dict[str, Any]:
     tracked = {"track/gradient_norm": "gradient_norm", "track/hessian": "hessian_eigenvalue"}
     return {
         "val_loss": recorded_loss(loss / count) if loss is not None else None,
-        "val_correct": round(correct) if correct is not None else None,
+        "val_correct": None if correct is None or not math.isfinite(correct) else round(correct),
         "val_count": count or None,
         **{field: sums[name] / count for name, field in tracked.items() if name in sums},
     }

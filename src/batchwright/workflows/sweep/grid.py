@@ -37,11 +37,10 @@ _FIXED = {  # keys that may not vary, and why
         "accuracy is compared on the same images: sweep over each data set by itself",
     ),
     **dict.fromkeys(
-        ("port", "timeout", "restarts"),
-        "it does not change what a run learns",
-    ),
-    **dict.fromkeys(
-        ("checkpoint_epochs", "checkpoint_seconds", "checkpoint_steps"),
+        (
+            *("port", "timeout", "restarts"),
+            *("checkpoint_epochs", "checkpoint_seconds", "checkpoint_steps"),
+        ),
         "it does not change what a run learns",
     ),
     **dict.fromkeys(
