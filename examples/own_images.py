@@ -1,8 +1,9 @@
-"""Images from a function of your own, with an augmentation of your own: random resized crops.
+"""Images from a function of your own, with an augmentation of your own: random square crops.
 
     batchwright run data=own_images:images network=resnet8 epochs=8
 
-The command finds this file in the working folder. Put your images in place of the digits.
+The command finds this file in the working folder. Put your images in place of the digits, and what
+no job key does in place of the crops.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from batchwright.prediction.accuracy.forecast import Forecast, forecast, strayin
 from batchwright.prediction.accuracy.learning import AT_PEAK, falls_short
 from batchwright.prediction.accuracy.trainings import Candidate
 from batchwright.records import EpochRecord, Estimate, Plan
+from batchwright.records.job_sections import Goal
 from batchwright.records.lines.line_files import lines_of
 from batchwright.records.text.formatting import percent
 from batchwright.reporting.data.reading import (
@@ -26,7 +27,7 @@ from batchwright.reporting.pages.page import page
 from batchwright.reporting.render.figures import write_figures
 from batchwright.reporting.render.progress import epoch_words, joined, left_words, progress
 from batchwright.training.recorder import Recorder
-from samples import make_epoch, make_summary
+from samples import make_epoch, make_job, make_summary
 from samples import make_plan as bare_plan
 from test_learning import made_up, taught, truth
 
@@ -399,6 +400,16 @@ def test_a_run_that_missed_is_to_be_given_to_the_next_plan():
     assert "8.0 points less" in words
     assert "--run RUN" in words
     assert learnt_words(run_of(0.3, 0.4, 0.51)) == learnt_words(make_summary()) == ""
+
+
+def test_no_plan_learns_from_a_run_that_patience_ended_early():
+    impatient = Goal(patience=1)
+    plan = told(0.3, 0.4, 0.5, job=make_job(goal=impatient))
+    early = make_summary(plan=plan, epochs=epochs_of(0.15, 0.14))
+    assert accuracy_comparison(early).inside is False
+    assert learnt_words(early) == ""
+    whole = make_summary(plan=plan, epochs=epochs_of(0.3, 0.4, 0.39))
+    assert "--run RUN" in learnt_words(whole)
 
 
 def test_the_page_draws_what_was_predicted_up_to_the_end_of_the_plan():

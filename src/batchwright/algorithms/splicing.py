@@ -11,7 +11,7 @@ _EXPLAINING = (
     *("job", "considered", "judged_from", "target_epochs", "epoch_accuracy"),
     *("knees", "held_out", "threads", "cores", "reasons"),
 )
-"""Fields of a plan with reasons and predictions, which do not change what a run computes."""
+"""Fields of a plan with reasons, predictions and when a run may end, which change no step of it."""
 
 _OF_WORKERS = ("kinds", "threads", "cores")
 """Fields of a plan that describe the workers of its first row."""

@@ -132,7 +132,7 @@ class JobFields(Keys):
     augment: Literal["auto", "none", "flip", "crop", "crop-flip", "resized-crop"] = Field(
         "auto",
         description="Random horizontal flip, shift and crop, or both; `resized-crop`: random "
-        "resized crops and flips, the usual for photographs: a part of `crop_scale` to all of the "
+        "resized crops and flips, as usual for photographs: a part of `crop_scale` to all of the "
         "area, 3/4 to 4/3 times as wide as high, fills the image. `auto`: `crop` for "
         "digits, else `crop-flip`, or that of `cycle.preset`. Images from a function of yours "
         "stay as they are.",

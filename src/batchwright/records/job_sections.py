@@ -502,8 +502,8 @@ class Goal(Keys):
         None,
         description="Training ends once this many evaluations in a row have brought no held-out "
         "accuracy above the best one before; with `cyclic` and `hybrid` those at the last "
-        "resolution and rate count. The plan's times and costs are of all epochs, so the most that "
-        "it can take. Unset: training goes on.",
+        "resolution and rate count. The plan's times and costs are those of all epochs, so upper "
+        "bounds. Unset: no run ends that way.",
     )
     confidence: float = Field(
         0.8,

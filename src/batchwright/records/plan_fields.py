@@ -328,9 +328,9 @@ class PlanFields(Document):
     )
     judged_from: Index = Field(
         0,
-        description="First zero-based epoch whose accuracy counts for `goal.patience`. Before it "
-        "resolution or rate are others: a cycle is not in its last row, or a run has not got the "
-        "epochs by which it goes on.",
+        description="First zero-based epoch whose accuracy counts for `goal.patience`. Accuracy "
+        "before it does not compare: a cycle had another resolution or rate, or the rate had come "
+        "down before the run was extended.",
     )
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The learning rate over time.")

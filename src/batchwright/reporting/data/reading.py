@@ -276,9 +276,14 @@ def accuracy_words(summary: RunSummary) -> str:
 
 
 def learnt_words(summary: RunSummary) -> str:
-    """How a later plan can learn from a mispredicted accuracy; empty if it was inside."""
+    """How a later plan can learn from a mispredicted accuracy; empty if it was inside.
+
+    It is empty, too, if `goal.patience` ended the run before its last epoch: plans do not learn
+    from such a run.
+    """
     reached = accuracy_comparison(summary)
-    if reached.inside is not False:
+    stalled = ended_early(summary) and not reached_epoch(summary.plan, summary.epochs)
+    if stalled or reached.inside is not False:
         return ""
     return (
         f"Accuracy was {reached.verdict} of the prediction. A later plan learns from this run with "
