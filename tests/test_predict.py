@@ -242,7 +242,7 @@ def test_bad_words_are_refused_in_a_line(images, run, model, command, tmp_path):
         ((run.run_folder, val, "epochs=3"), "predict takes data, data_args, val,"),
         ((run.run_folder, val, "data=digits"), "images or data=..., not both: leave out data="),
         ((run.run_folder, val, "--json"), "so give the table a file with --out"),
-        ((run.run_folder, val, "--checkpoint", "new"), 'give "best", "last", or "epoch-10" for one'),
+        ((run.run_folder, val, "--checkpoint", "new"), 'give "best", "last", or "epoch-10"'),
         ((run.run_folder, val, "--out", str(tmp_path / "there.csv")), "overwrite it with --force"),
         ((run.run_folder, "data=digits"), "has none of the network's classes"),
         ((str(model),), "model holds a network and no images: name image files, folders, or data"),
