@@ -150,14 +150,20 @@ def test_of_those_that_wait_for_the_disk_only_the_newest_is_written(run, slow_di
     assert (run.step_in("last"), run.step_in("previous"), run.step_in("best")) == (3, 1, 3)
 
 
-def test_what_is_resumed_from_is_written_before_the_best(run, slow_disk, monkeypatch):
-    written = []
+@pytest.fixture
+def written(monkeypatch):
+    """Names of the checkpoints that are written, in their order."""
+    names = []
     save = checkpoint_writer.save_checkpoint
     monkeypatch.setattr(
         checkpoint_writer,
         "save_checkpoint",
-        lambda path, *args, **kwargs: (written.append(path.stem), save(path, *args, **kwargs)),
+        lambda path, *args, **kwargs: (names.append(path.stem), save(path, *args, **kwargs)),
     )
+    return names
+
+
+def test_what_is_resumed_from_is_written_before_the_best(run, slow_disk, written):
     for name in ("best", "best", "last"):
         run.save(name)
     slow_disk.set()
@@ -165,15 +171,8 @@ def test_what_is_resumed_from_is_written_before_the_best(run, slow_disk, monkeyp
     assert written == ["best", "last", "best"]
 
 
-def test_those_that_stay_are_written_before_what_is_resumed_from(run, slow_disk, monkeypatch):
+def test_those_that_stay_are_written_before_what_is_resumed_from(run, slow_disk, written):
     """Else a run that was killed in between would go on without them."""
-    written = []
-    save = checkpoint_writer.save_checkpoint
-    monkeypatch.setattr(
-        checkpoint_writer,
-        "save_checkpoint",
-        lambda path, *args, **kwargs: (written.append(path.stem), save(path, *args, **kwargs)),
-    )
     for name in ("best", "last", "epoch-1", "best", "epoch-2"):
         run.save(name)
     slow_disk.set()
