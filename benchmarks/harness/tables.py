@@ -100,19 +100,9 @@ HEADLINES = (
         "predictions, as above: steps inside the predicted 95 % interval",
     ),
     (
-        "first_contact",
-        "own_data_epoch_error",
-        "predictions, a network and images of one's own: error of an epoch's seconds",
-    ),
-    (
         "decisions",
         "accuracy_error_points",
         "predictions, by trials of some seconds: error of the accuracy of whole trainings",
-    ),
-    (
-        "first_contact",
-        "first_command_seconds",
-        "`batchwright run` with its defaults (digits), from start to report",
     ),
     (
         "hybrid",
