@@ -14,9 +14,11 @@ from batchwright.probing.bench import Bench
 from batchwright.probing.measure import update_time
 from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Profile, UpdateTime
+from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.training.loop import open_task
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.muon import Muon
+from batchwright.workload.task import build_optimizer
 from samples import make_cluster, make_data, make_job, make_network, make_profile
 from test_choice import chosen
 from test_learning import trial
@@ -76,6 +78,17 @@ def test_a_rate_that_costs_muon_is_told_with_the_way_out():
     for way in ({"learning_rate": "auto"}, {"learning_rate": "auto", "optimizer": "muon"}):
         other = plan_without_profile(job.model_copy(update=way), data, make_network())
         assert (other.update, other.learning_rate.base) == ("muon", 0.1)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.own)
+def test_an_optimizer_keeps_as_many_numbers_for_each_weight_as_its_entry_says(name):
+    network = torch.nn.Linear(8, 4)
+    optimizer = build_optimizer(network, make_job(optimizer=name), 0.1)
+    network(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    kept = [one for state in optimizer.state.values() for one in state.values() if one.ndim]
+    weights = sum(one.numel() for one in network.parameters())
+    assert sum(one.numel() for one in kept) == OPTIMIZERS[name].kept * weights
 
 
 @pytest.mark.parametrize("batch", [32, 512])

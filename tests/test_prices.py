@@ -376,6 +376,8 @@ def test_what_never_ends_is_refused_and_losses_have_bounds():
     assert some.work(some.seconds(36_000.0)) == pytest.approx(36_000.0)
     averaging = losses_of(Job(average_weights="on"), make_network(), 2.0)
     assert averaging.cost - some.cost == pytest.approx(make_network().trained_bytes / 200e6)
+    adamw = losses_of(Job(optimizer="adamw"), make_network(), 2.0)
+    assert adamw.cost - some.cost == pytest.approx(make_network().trained_bytes / 200e6)
     many = losses_of(Job(), make_network(), 50.0).spread(360_000.0)
     assert many[0] < many[1]
 

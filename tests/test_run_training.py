@@ -149,7 +149,7 @@ def test_a_disk_without_room_for_the_checkpoints_that_stay_is_told(tmp_path, mon
     usage = SimpleNamespace(free=0)
     monkeypatch.setattr(run_training, "disk_usage", lambda folder: usage)
     plan = make_plan(job=make_job(checkpoint_epochs=10))
-    each = assumed_bytes(plan.network, averages=False)
+    each = assumed_bytes(plan.network, "sgd", averages=False)
     usage.free = 3 * each
     run_training.warn_of_kept(tmp_path, plan)
     run_training.warn_of_kept(tmp_path, make_plan())
@@ -157,5 +157,8 @@ def test_a_disk_without_room_for_the_checkpoints_that_stay_is_told(tmp_path, mon
     usage.free -= 1
     run_training.warn_of_kept(tmp_path, plan)
     line = capsys.readouterr().err
+    usage.free = 3 * each
+    run_training.warn_of_kept(tmp_path, plan.model_copy(update={"update": "adamw"}))
+    assert "keeps 3 checkpoints" in capsys.readouterr().err  # a second number for each weight
     assert line.startswith("warning: checkpoint_epochs=10 keeps 3 checkpoints of some ")
     assert line.endswith("left: free some, or give a larger checkpoint_epochs\n")

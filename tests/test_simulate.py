@@ -543,6 +543,7 @@ def test_checkpoints_with_an_average_are_assumed_to_cost_more():
     weights = 4 * make_plan().network.parameters / 200e6
     assert f"holds up training for {weights + 1:.2g} s" in notes()
     assert f"holds up training for {weights + 2:.2g} s" in notes(average_epochs=0.5)
+    assert f"holds up training for {weights + 2:.2g} s" in notes(update="adamw")
 
 
 def test_a_search_finds_the_best_interval_on_the_same_numbers():

@@ -23,19 +23,27 @@ from __future__ import annotations
 from math import exp, expm1, inf, sqrt
 
 from batchwright.records import NetworkFacts
+from batchwright.records.registries.optimizers import OPTIMIZERS
 
 _BYTES = 4  # of a weight
 _DISK = 200e6  # bytes per second, assumed
 
 
-def assumed_bytes(network: NetworkFacts, *, averages: bool) -> int:
-    """Assumed size of a checkpoint: weights, momentum and an average if any."""
-    return _BYTES * network.parameters + (1 + averages) * network.trained_bytes
+def assumed_bytes(network: NetworkFacts, optimizer: str, *, averages: bool) -> int:
+    """Assumed size of a checkpoint: weights, the optimizer's state and an average if any.
+
+    Args:
+        network: The network.
+        optimizer: Name of the optimizer; `auto` counts as SGD.
+        averages: Whether the training keeps an average of the weights.
+    """
+    kept = OPTIMIZERS[optimizer].kept + averages
+    return _BYTES * network.parameters + kept * network.trained_bytes
 
 
-def assumed_cost(network: NetworkFacts, *, averages: bool) -> float:
+def assumed_cost(network: NetworkFacts, optimizer: str, *, averages: bool) -> float:
     """Assumed seconds of a checkpoint: its `assumed_bytes`, at 200 MB/s."""
-    return assumed_bytes(network, averages=averages) / _DISK
+    return assumed_bytes(network, optimizer, averages=averages) / _DISK
 
 
 def young_interval(cost: float, mean_seconds: float) -> float:

@@ -546,7 +546,8 @@ class Goal(Keys):
     checkpoint_cost: StatedTime | None = Field(
         None,
         description="Seconds that a plan counts for each checkpoint, during which training "
-        "waits; unset: weights, momentum, statistics and any average, at 200 MB/s (assumed).",
+        "waits; unset: weights, the optimizer's state, statistics and any average, at 200 MB/s "
+        "(assumed).",
     )
     tolerance: float = Field(
         0.10,

@@ -132,7 +132,7 @@ def losses_of(job: Job, network: NetworkFacts, preemptions: float) -> Losses:
     return Losses(
         mean=_HOUR / preemptions if preemptions else inf,
         cost=(
-            assumed_cost(network, averages=job.averages)
+            assumed_cost(network, job.optimizer, averages=job.averages)
             if goal.checkpoint_cost is None
             else goal.checkpoint_cost
         ),

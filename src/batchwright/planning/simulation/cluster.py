@@ -428,7 +428,9 @@ class ImaginedCluster:
         """Seconds that a checkpoint holds up training."""
         if self.scenario.checkpoint_cost is not None:
             return self.scenario.checkpoint_cost
-        seconds = assumed_cost(self.plan.network, averages=self.plan.average_epochs is not None)
+        plan = self.plan
+        averages = plan.average_epochs is not None
+        seconds = assumed_cost(plan.network, plan.update, averages=averages)
         self.notes[f"a checkpoint holds up training for {seconds:.2g} s (checkpoint_cost=)"] = None
         return seconds
 

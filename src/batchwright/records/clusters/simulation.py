@@ -140,8 +140,8 @@ class Scenario(Keys):
     )
     checkpoint_cost: StatedTime | None = Field(
         None,
-        description="Seconds that a checkpoint holds up training. Unset: weights, momentum, "
-        "statistics and an average, if any, at 200 MB/s (assumed).",
+        description="Seconds that a checkpoint holds up training. Unset: weights, the "
+        "optimizer's state, statistics and an average, if any, at 200 MB/s (assumed).",
     )
     restart_seconds: StatedTime = Field(
         30.0,

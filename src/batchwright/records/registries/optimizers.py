@@ -54,6 +54,7 @@ class OptimizerSpec:
         unnormalized_rate: Default rate for networks without batch normalization; unset: `rate`.
         reach: Least sum of the rates over a training whose rate is `auto`, for networks with batch
             normalization; 0: any.
+        kept: Numbers that it keeps for each trained weight, which a checkpoint holds, too.
         follows_gradients: Whether steps are proportional to gradients, so that factors on gradients
             act as factors on the rate.
         on_factors: Warning for jobs that scale gradients all the same, a sentence.
@@ -68,6 +69,7 @@ class OptimizerSpec:
     title: str = ""
     unnormalized_rate: float | None = None
     reach: float = 0.0
+    kept: int = 1
     follows_gradients: bool = False
     on_factors: str = ""
     own_loop: str = ""
@@ -87,6 +89,7 @@ ADAMW = OptimizerSpec(
     "batchwright.workload.optimizers:adamw",
     rate=0.001,
     title="AdamW",
+    kept=2,
     on_factors="AdamW divides each gradient by its own recent size, so a factor that changes "
     "slowly nearly cancels: expect little.",
 )
