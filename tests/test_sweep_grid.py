@@ -31,6 +31,18 @@ def test_a_yaml_list_holds_values_with_commas():
     assert values(resolutions="24,32") == {"resolutions": ([24], [32])}
 
 
+def test_lists_in_brackets_are_values_and_without_them_the_error_says_how():
+    pairs = {"betas": ([0.9, 0.95], [0.9, 0.99])}
+    assert values(betas="[0.9,0.95],[0.9,0.99]") == pairs
+    assert values(betas="[[0.9, 0.95], [0.9, 0.99]]") == pairs
+    assert values(resolutions="[32], [24, 32]") == {"resolutions": ([32], [24, 32])}
+    for text in ("0.9,0.95", "[0.9, 0.95]"):
+        with pytest.raises(JobError, match=r"betas = .*brackets: write --grid 'betas=\[V1,V2\],\["):
+            values(betas=text)
+    with pytest.raises(JobError, match=r"such as betas=0.9,0.95$"):  # its lists are in brackets
+        values(betas="[0.9, 0.95], [0.9]")
+
+
 def test_values_may_be_numpys():
     found = values(warmup_epochs=np.arange(3), learning_rate=[np.float32(0.25), np.int64(1)])
     assert found == {"warmup_epochs": (0.0, 1.0, 2.0), "learning_rate": (0.25, 1.0)}

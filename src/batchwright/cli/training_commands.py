@@ -259,7 +259,7 @@ def sweep(
         list[str] | None,
         typer.Option(
             metavar="KEY=V1,V2,...",
-            help="Values of a job key; may be repeated. YAML where values hold commas.",
+            help="Values of a job key; may be repeated. Lists in brackets: KEY=[1,2],[3,4].",
         ),
     ] = None,
     seeds: Annotated[

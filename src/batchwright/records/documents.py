@@ -48,17 +48,18 @@ _WRITTEN_BY = {  # the verb that writes a kind of record
     "simulation": "simulate",
 }
 _TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}  # the verb that reads it
-_LISTS = (  # keys that take several values, separated by commas
+LISTS = (
     *("betas", "frozen", "normalize", "resolutions", "track", "dual.large_batches"),
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
     *("virtual.sample_seconds", "virtual.step_seconds"),
     *("cycle.keep", "cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths", "slurm.lines"),
 )
+"""Job keys that take several values, separated by commas."""
 _ARGUMENTS = ("data_args", "network_args")  # keys whose parts may have any name
-# Of `_LISTS`: keys that keep a single value as it is, since it holds for all resolutions.
+# Of `LISTS`: keys that keep a single value as it is, since it holds for all resolutions.
 _ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")
-# Values that keys of `_LISTS` may have in place of a list.
+# Values that keys of `LISTS` may have in place of a list.
 _WORDS = ("auto", "data", "knee", "memory")
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")
@@ -547,7 +548,7 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
         values["kinds"] = []
     if key in _TABLES:
         value = _as_table(key, value, place)
-    if key in _LISTS:  # ``24,32``, or a single value
+    if key in LISTS:  # ``24,32``, or a single value
         if isinstance(value, str) and len(value) > _MAX_CHARACTERS:
             raise JobError(f"job key {key} = {shorten(value)}{place}: too long a text for a list")
         word = value in _WORDS and key != "frozen"

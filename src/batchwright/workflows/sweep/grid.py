@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job, SweptKey
-from batchwright.records.documents import change_job, pairs_of, plain
+from batchwright.records.documents import LISTS, change_job, pairs_of, plain
 from batchwright.records.text.formatting import job_value, setting_words
 from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described
@@ -92,8 +92,8 @@ def read_grid(job: Job, grid: Grid) -> tuple[SweptKey, ...]:
 
     Args:
         job: The job that the values will be set in.
-        grid: Values by key: a sequence, or a text as on the command line, ``1,2,3`` or a YAML list
-            if values hold commas.
+        grid: Values by key: a sequence, or a text as on the command line: ``1,2,3``, or
+            ``[1,2],[3,4]`` where values are lists, or a YAML list of all.
 
     Raises:
         ArgumentError: ``grid`` is no dictionary.
@@ -118,7 +118,15 @@ def _values(job: Job, key: str, given: str | Sequence[Any]) -> tuple[JsonValue, 
         raise JobError(f"{key} cannot vary in a sweep: {_FIXED[key]}")
     found: list[JsonValue] = []
     for value in _listed(key, given):
-        held = _held(job, key, value)
+        try:
+            held = _held(job, key, value)
+        except JobError as error:
+            if not isinstance(given, str) or key not in LISTS or isinstance(value, list):
+                raise
+            raise JobError(
+                f"{error}; commas in a grid separate values, so each list needs brackets: write "
+                f"--grid '{key}=[V1,V2],[V3,V4]'"
+            ) from None
         if job_value(held) in map(job_value, found):  # they would share a folder
             raise JobError(f"the grid repeats {key}={job_value(held)}: give each value once")
         found.append(held)
@@ -128,22 +136,25 @@ def _values(job: Job, key: str, given: str | Sequence[Any]) -> tuple[JsonValue, 
 
 
 def _listed(key: str, given: str | Sequence[Any]) -> Sequence[Any]:
-    """The values as a sequence; a text is split at its commas unless it is a YAML list."""
+    """The values as a sequence; a text is split at its commas, or is YAML if it has brackets."""
     if not isinstance(given, str):
         if isinstance(given, Mapping) or not isinstance(given, Sequence):
             raise JobError(f"the grid's {key} = {given!r} is no list of values: write [{given!r}]")
         return given
     if not given.startswith("["):
         return [part.strip() for part in given.split(",")] if given else []
-    try:
-        values = parse_yaml(given)
-        problem = ""
-    except yaml.YAMLError as error:
-        values, problem = None, f" ({yaml_problem(error)})"
+    values: Any = None
+    problem = ""
+    for text in (given, f"[{given}]"):  # a list of all values, or lists separated by commas
+        try:
+            values = parse_yaml(text)
+            break
+        except yaml.YAMLError as error:
+            problem = problem or f" ({yaml_problem(error)})"
     if not isinstance(values, list):
         raise JobError(
-            f"the grid's {key} = {given} is no YAML list{problem}: write '[[32], [24, 32]]', or "
-            "values without brackets, such as 1,2,3"
+            f"the grid's {key} = {given} is no YAML list{problem}: write '[32],[24,32]', or values "
+            "without brackets, such as 1,2,3"
         )
     return values
 
