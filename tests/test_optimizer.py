@@ -133,6 +133,19 @@ def test_other_tasks_tell_nothing_of_weights_that_were_learnt_before(keys):
     assert chosen(plan).accuracy is None
 
 
+def test_other_tasks_accuracy_says_so_where_the_images_are_augmented_in_another_way():
+    def why(augment, **changes):
+        profile = profile_of(augment=augment, global_batch=512).model_copy(update=changes)
+        (told,) = (one.why for one in make_plan(profile).reasons if one.choice == "accuracy")
+        return told
+
+    said = "what augment=resized-crop makes of the accuracy is not in the prediction"
+    assert said in why("resized-crop")
+    assert "in the prediction" not in why("crop-flip")
+    assert "in the prediction" not in why("auto")
+    assert "in the prediction" not in why("resized-crop", trials=(trial("sgd", 32, 3000, 0.5),))
+
+
 def test_an_optimizer_that_the_network_has_no_use_for_is_not_expected_to_be_better():
     profile = profile_of(global_batch=512)
     plan = make_plan(profile.model_copy(update={"updates": profile.updates[:1]}))

@@ -257,6 +257,11 @@ def learnt_of(
         return None
     longest = max((one.samples for one in trials), default=0) if observed else 0
     note = _note(profiles) if observed else why_unknown(profiles, job)
+    if not (observed or whole) and job.augmentation not in _USUAL_AUGMENTATION:
+        note += (
+            " Other tasks' trainings shifted their images, and flipped photographs: what "
+            f"augment={job.augmentation} makes of the accuracy is not in the prediction."
+        )
     usual_rate = bounded_rate(job, profile.network)
     return LearningCurve(
         model=_curve([*observed, *whole], profile.data, names, usual_rate),
@@ -392,6 +397,8 @@ def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:
     return all(getattr(measured, key) == getattr(planned, key) for key in (*TRAINED_KEYS, *keys))
 
 
+_USUAL_AUGMENTATION = ("crop", "crop-flip")
+"""What other tasks' trainings did to their images."""
 TRAINED_KEYS = (
     *("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs", "warmup_start"),
     *("warmup_law", "clip_norm", "label_smoothing", "sampling"),
