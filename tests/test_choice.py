@@ -192,7 +192,10 @@ def test_choice_table_frontier_and_alternatives_go_by_one_time_to_the_target(
     )
     goal = {"objective": "target-accuracy", "accuracy": 0.9, "price": price}
     job = make_job(goal=goal, workers="auto", scaling=scaling, optimizer="sgd", **LEARNT_BEFORE)
-    runs = [make_summary()] if with_run else []
+    run = make_summary()
+    began = run.plan.job.model_copy(update=LEARNT_BEFORE)
+    run = run.model_copy(update={"plan": run.plan.model_copy(update={"job": began})})
+    runs = [run] if with_run else []
     measured = make_job(optimizer="sgd", **LEARNT_BEFORE)
     plan = make_plan(make_profile(steps=steps, noise=noise, job=measured), job, runs=runs)
     best, known = chosen(plan), allowed(plan)

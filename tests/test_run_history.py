@@ -289,8 +289,23 @@ def cyclic(run: RunSummary) -> RunSummary:
     return run.model_copy(update={"plan": run.plan.model_copy(update={"method": "cyclic"})})
 
 
-@pytest.mark.parametrize("other", [served, smaller_images, broken_off, cyclic])
-def test_runs_of_another_method_or_resolution_or_left_early_are_no_evidence(other):
+def of_job(run: RunSummary, **changes) -> RunSummary:
+    job = run.plan.job.model_copy(update=changes)
+    return run.model_copy(update={"plan": run.plan.model_copy(update={"job": job})})
+
+
+def with_weights(run: RunSummary) -> RunSummary:
+    return of_job(run, weights="best.pt")
+
+
+def frozen(run: RunSummary) -> RunSummary:
+    return of_job(run, frozen=("all-but-head",))
+
+
+@pytest.mark.parametrize(
+    "other", [served, smaller_images, broken_off, cyclic, with_weights, frozen]
+)
+def test_runs_of_another_method_resolution_or_start_or_left_early_are_no_evidence(other):
     job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
     runs = [other(run_of("sgd", 512, 0.97)), run_of("muon", 512, 0.90)]
     assert experience_of(profile_of(), job, runs).compared() == ()
@@ -299,6 +314,19 @@ def test_runs_of_another_method_or_resolution_or_left_early_are_no_evidence(othe
     assert "Of the runs given, 1 of another method" in reason(plan, "gradient noise scale").why
     plan = make_plan(profile_of(), job, runs=[other(run_of("muon", 512, 0.97))])
     assert reason(plan, "accuracy") == reason(make_plan(profile_of(), job), "accuracy")
+
+
+def test_a_run_of_the_network_with_other_arguments_or_another_size_is_refused():
+    job = make_job(optimizer="sgd", global_batch=512)
+    run = run_of("sgd", 512, 0.9)
+    other = of_job(run, network_args={"width": 2, "act": "relu"})
+    said = "has network=resnet8 network_args.act=relu network_args.width=2 (75,290 weights), the "
+    with pytest.raises(PlanError, match=re.escape(f"{said}profile network=resnet8 (75,290 ")):
+        make_plan(profile_of(), job, runs=[other])
+    network = run.plan.network.model_copy(update={"parameters": 300_000})
+    other = run.model_copy(update={"plan": run.plan.model_copy(update={"network": network})})
+    with pytest.raises(PlanError, match=r"resnet8 \(300,000 weights\), the profile .*same task"):
+        make_plan(profile_of(), job, runs=[other])
 
 
 def test_a_run_left_once_it_reached_the_target_tells_its_epochs():

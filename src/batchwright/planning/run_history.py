@@ -22,10 +22,12 @@ from batchwright.records import (
     GradientNoise,
     Job,
     OptimizerName,
+    Plan,
     Profile,
     RunSummary,
 )
 from batchwright.records.registries.optimizers import AUTO
+from batchwright.records.text.formatting import setting_words
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ class Experience:
         notes = []
         if self.left_out:
             notes.append(
-                f"of the runs given, {self.left_out} of another method or resolution, or left "
-                "before their end, count for nothing"
+                f"of the runs given, {self.left_out} of another method or resolution, with other "
+                "weights to start from or layers frozen, or left before their end, count for "
+                "nothing"
             )
         if self.runs and not same:
             notes.append(f"no run with optimizer={update} was given: those with another stand in")
@@ -162,11 +165,20 @@ def _data_words(data: DataFacts) -> str:
     return f"data={data.name} (digest {data.digest[:12]})"
 
 
+def _network(of: Profile | Plan) -> str:
+    """The network with its arguments and size, in words that differ where they do."""
+    arguments = {f"network_args.{key}": value for key, value in sorted(of.job.network_args.items())}
+    words = setting_words(list(arguments), list(arguments.values()))
+    named = f"network={of.network.name} {words}".rstrip()
+    return f"{named} ({of.network.parameters:,} weights)"
+
+
 def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Experience:
     """The given runs that are comparable with the job.
 
-    Left out are runs with an optimizer that the job cannot get, with another method or other
-    resolutions, and runs that ended early without having reached the goal's accuracy.
+    Left out are runs with an optimizer that the job cannot get, with another method, other
+    resolutions, other weights to start from or other layers frozen, and runs that ended early
+    without having reached the goal's accuracy.
 
     Raises:
         PlanError: A run is of other data or of another network, or none has such an optimizer.
@@ -175,11 +187,7 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
         ours, theirs = profile.data, run.plan.data
         for same, one, other in (
             (ours.digest == theirs.digest, _data_words(ours), _data_words(theirs)),
-            (
-                profile.network.name == run.plan.network.name,
-                f"network={profile.network.name}",
-                f"network={run.plan.network.name}",
-            ),
+            (_network(profile) == _network(run.plan), _network(profile), _network(run.plan)),
         ):
             if not same:
                 raise PlanError(
@@ -201,6 +209,7 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
         for run in kept
         if (run.plan.method_spec.same_steps if same_steps else run.plan.method == job.method)
         and {one.resolution for one in run.plan.stages} == resolutions
+        and all(getattr(run.plan.job, key) == getattr(job, key) for key in ("weights", "frozen"))
         and (_ended(run) or (target is not None and epochs_to(run, target) is not None))
     )
     return Experience(job, alike, len(kept) - len(alike))
