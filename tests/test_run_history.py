@@ -329,6 +329,15 @@ def test_a_run_of_the_network_with_other_arguments_or_another_size_is_refused():
         make_plan(profile_of(), job, runs=[other])
 
 
+def test_a_run_with_an_accuracy_above_one_is_refused_with_its_folder_and_value():
+    run = run_of("sgd", 512, 0.9)
+    *epochs, last = run.epochs
+    percent = last.model_copy(update={"val_correct": 76, "val_count": 1})  # a loop's own metric
+    run = run.model_copy(update={"epochs": (*epochs, percent), "run_folder": "runs/mine"})
+    with pytest.raises(PlanError, match=r"^the run runs/mine has top1=76 after epoch 10, where"):
+        make_plan(profile_of(), make_job(optimizer="sgd", global_batch=512), runs=[run])
+
+
 def test_a_run_left_once_it_reached_the_target_tells_its_epochs():
     job = make_job(optimizer="sgd", learning_rate="auto", global_batch=64, goal=Goal(accuracy=0.2))
     left = broken_off(run_of("sgd", 64, 0.9))

@@ -181,7 +181,8 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
     without having reached the goal's accuracy.
 
     Raises:
-        PlanError: A run is of other data or of another network, or none has such an optimizer.
+        PlanError: A run is of other data or of another network, or has an accuracy above 1; or no
+            run has such an optimizer.
     """
     for run in runs:
         ours, theirs = profile.data, run.plan.data
@@ -193,6 +194,13 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
                 raise PlanError(
                     f"the run {run.run_folder} has {other}, the profile {one}: give runs of the "
                     "same task"
+                )
+        for epoch in run.epochs:
+            if epoch.top1 is not None and epoch.top1 > 1:
+                raise PlanError(
+                    f"the run {run.run_folder} has top1={epoch.top1:.4g} after epoch "
+                    f"{epoch.epoch + 1}, where an accuracy is 1 at most: leave the run out, and "
+                    "have its loop count a sample that is right as 1"
                 )
     wanted = optimizers_of(job)
     kept = tuple(run for run in runs if run.plan.update in wanted)
