@@ -492,6 +492,23 @@ def test_resized_crops_go_to_timm_and_into_modules(tmp_path: Path) -> None:
         assert "CROP_SCALE" not in exported(make_plan(), name)
 
 
+def test_numbers_to_normalize_by_go_to_timm_and_into_modules(tmp_path: Path) -> None:
+    given = (0.5, 0.4, 0.3, 0.25, 0.2, 0.1)
+    plan = make_plan(job=make_job(normalize=given))
+    text = exported(plan, "timm")
+    timm = yaml.safe_load(text)
+    assert (timm["mean"], timm["std"]) == ([0.5, 0.4, 0.3], [0.25, 0.2, 0.1])
+    assert "give mean and std" not in text
+    for name in PYTHON:
+        defined = module(exported(plan, name), tmp_path)
+        assert (*defined["MEAN"], *defined["STD"]) == given
+        assert "MEAN" not in exported(make_plan(), name)
+    for normalize in ("auto", "data"):
+        text = exported(make_plan(job=make_job(normalize=normalize)), "timm")
+        assert "mean" not in yaml.safe_load(text)
+        assert "\n# The plan is to normalize by mean and deviation of the training images" in text
+
+
 def test_trainers_get_a_seed_that_numpy_takes(tmp_path: Path) -> None:
     plan = make_plan(job=make_job(seed=2**40 + 7))
     for name in PYTHON:
@@ -524,16 +541,39 @@ def test_a_warm_up_begins_where_the_job_says(name: str) -> None:
 def test_what_a_trainer_cannot_follow_is_refused(name: str) -> None:
     (stage,) = make_plan().stages
     uneven = make_plan(stages=(stage.model_copy(update={"local_batch_sizes": (64, 32)}),))
-    for plan, why in (
-        (make_dual_plan(), "two batch sizes"),
-        (make_cyclic_plan(), "stages"),
-        (make_plan(method="dynamic-batch"), "shares follow speed"),
-        (uneven, "32 to 64 samples"),
-        (make_plan(job=make_job(body_rate=0.1)), r"body_rate=0\.1 gives two rates"),
+    plain = "plan again with method=plain"
+    for plan, why, advice in (
+        (make_dual_plan(), "two batch sizes", plain),
+        (make_cyclic_plan(), "stages", plain),
+        (make_plan(method="dynamic-batch"), "shares follow speed", plain),
+        (
+            uneven,
+            "32 to 64 samples",
+            "plan again with workers of one kind and a global_batch that they share evenly",
+        ),
+        (
+            make_plan(job=make_job(body_rate=0.1)),
+            r"body_rate=0\.1 gives two rates",
+            "probe and plan again without body_rate",
+        ),
+        (
+            make_plan(job=make_job(average_weights="on")),
+            "average_weights=on evaluates",
+            "plan again with average_weights=off",
+        ),
+        (
+            make_plan(job=make_job(sampling="balanced")),
+            "sampling=balanced draws",
+            "plan again with sampling=shuffle",
+        ),
+        (
+            with_rate(make_plan(), scaling="gain"),
+            "scaling=gain measures",
+            "plan again with scaling=sqrt",
+        ),
     ):
-        with pytest.raises(PlanError, match=why) as refused:
+        with pytest.raises(PlanError, match=f"{why}.*batchwright train.*, or {advice}$"):
             exported(plan, name)
-        assert "batchwright train" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "timm"])

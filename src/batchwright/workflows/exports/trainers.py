@@ -18,9 +18,14 @@ import yaml
 from batchwright.algorithms.learning_rate import DECAY_FACTOR, ONE_CYCLE_END, drops, start_of
 from batchwright.errors import PlanError
 from batchwright.records import Job, LearningRateRule, Plan
+from batchwright.records.registries.data_sources import source_of
 from batchwright.workflows.exports.target import Target, headline
 
 _SLOWER = "The plan's times are with CUDA graphs: without, small steps on a GPU take longer."
+_OWN_MEAN = (
+    "The plan is to normalize by mean and deviation of the training images, which no plan holds: "
+    "give mean and std, else timm takes those of its model."
+)
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,21 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
     refuse_what_trainers_cannot(
         plan,
         trainer,
-        (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
-        (plan.job.body_rate != 1, f"body_rate={plan.job.body_rate:g} gives two rates"),
-        (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
+        (
+            bool(plan.method_spec.balancer),
+            f"with method={plan.method} shares follow speed",
+            _PLAIN,
+        ),
+        (
+            plan.job.body_rate != 1,
+            f"body_rate={plan.job.body_rate:g} gives two rates",
+            "probe and plan again without body_rate",
+        ),
+        (
+            len(sizes) > 1,
+            f"its local batches differ ({min(sizes)} to {max(sizes)} samples)",
+            "plan again with workers of one kind and a global_batch that they share evenly",
+        ),
     )
     stage = first.model_copy(update={"epochs": plan.likely_epochs()})
     plan = plan.model_copy(update={"stages": (stage,)})
@@ -92,31 +109,50 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
     return Recipe(plan, local // passes, passes, ceil(samples / local))
 
 
-def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str]) -> None:
+_PLAIN = "plan again with method=plain"
+
+
+def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str, str]) -> None:
     """Refuse a plan that no trainer with a loop of its own can follow.
 
     Args:
         plan: The plan.
         trainer: Name of the trainer, for the message.
-        *more: Further reasons, each as (whether it applies, the reason in words).
+        *more: Further reasons, each as (whether it applies, the reason, what to try), in words.
 
     Raises:
         PlanError: A reason applies; the message holds the first one.
     """
     job = plan.job
-    for found, what in (
-        (plan.server is not None, f"method={plan.method} trains two batch sizes at once"),
-        (len(plan.stages) > 1, f"the plan has {len(plan.stages)} stages"),
-        (plan.ags is not None, f"ags.mode={plan.ags and plan.ags.mode} scales gradients"),
-        (plan.learning_rate.scaling == "gain", "scaling=gain measures the rate while it trains"),
-        (job.average_weights == "on", "average_weights=on evaluates an average of the weights"),
-        (job.sampling != "shuffle", f"sampling={job.sampling} draws images with replacement"),
+    for found, what, advice in (
+        (plan.server is not None, f"method={plan.method} trains two batch sizes at once", _PLAIN),
+        (len(plan.stages) > 1, f"the plan has {len(plan.stages)} stages", _PLAIN),
+        (
+            plan.ags is not None,
+            f"ags.mode={plan.ags and plan.ags.mode} scales gradients",
+            "plan again with ags.mode=off",
+        ),
+        (
+            plan.learning_rate.scaling == "gain",
+            "scaling=gain measures the rate while it trains",
+            "plan again with scaling=sqrt",
+        ),
+        (
+            job.average_weights == "on",
+            "average_weights=on evaluates an average of the weights",
+            "plan again with average_weights=off",
+        ),
+        (
+            job.sampling != "shuffle",
+            f"sampling={job.sampling} draws images with replacement",
+            "plan again with sampling=shuffle",
+        ),
         *more,
     ):
         if found:
             raise PlanError(
                 f"{trainer} cannot follow this plan: {what}. Train it with batchwright train, in "
-                "a loop of your own with bw.Session, or plan again with method=plain"
+                f"a loop of your own with bw.Session, or {advice}"
             )
 
 
@@ -272,7 +308,7 @@ STEPS = {made.steps}  # updates in an epoch, of {samples} samples each
 SEED = {made.seed}
 LABEL_SMOOTHING = {job.label_smoothing:g}
 DROPOUT = {plan.stages[0].dropout:g}
-{_crops(plan)}{options}
+{_inputs(plan)}{options}
 
 def optimizer(model):
     """The plan's optimizer; vectors and scalars (norms, biases) do not decay."""
@@ -288,12 +324,16 @@ def rate_factor(epoch):
 {_factor(made)}'''
 
 
-def _crops(plan: Plan) -> str:
-    """What resized crops take, for the script's own data set; empty without them."""
-    if plan.stages[0].augmentation != "resized-crop":
-        return ""
-    made = "v2.RandomResizedCrop(RESOLUTION, scale=CROP_SCALE), then v2.RandomHorizontalFlip()"
-    return f"CROP_SCALE = {plan.job.crop_scale:g}, 1.0  # {made}\n"
+def _inputs(plan: Plan) -> str:
+    """Resized crops and stated numbers to normalize by, for the script's own data set."""
+    lines, normalize = "", plan.job.normalize
+    if plan.stages[0].augmentation == "resized-crop":
+        made = "v2.RandomResizedCrop(RESOLUTION, scale=CROP_SCALE), then v2.RandomHorizontalFlip()"
+        lines += f"CROP_SCALE = {plan.job.crop_scale:g}, 1.0  # {made}\n"
+    if isinstance(normalize, tuple):
+        made = "v2.Normalize(MEAN, STD), for pixels from 0 to 1"
+        lines += f"MEAN, STD = {normalize[:3]}, {normalize[3:]}  # {made}\n"
+    return lines
 
 
 def _optimizer(made: Recipe) -> str:
@@ -421,11 +461,14 @@ def deepspeed(plan: Plan, target: Target) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
-def _timm_crops(plan: Plan) -> dict[str, object]:
-    """Arguments of timm for resized crops."""
-    if plan.stages[0].augmentation != "resized-crop":
-        return {}
-    return {"scale": [plan.job.crop_scale, 1.0], "ratio": [0.75, 4 / 3], "hflip": 0.5}
+def _timm_inputs(plan: Plan) -> dict[str, object]:
+    """Arguments of timm for resized crops and for stated numbers to normalize by."""
+    arguments: dict[str, object] = {}
+    if plan.stages[0].augmentation == "resized-crop":
+        arguments = {"scale": [plan.job.crop_scale, 1.0], "ratio": [0.75, 4 / 3], "hflip": 0.5}
+    if isinstance(normalize := plan.job.normalize, tuple):
+        arguments |= {"mean": [*normalize[:3]], "std": [*normalize[3:]]}
+    return arguments
 
 
 def timm(plan: Plan, target: Target) -> str:
@@ -462,7 +505,7 @@ def timm(plan: Plan, target: Target) -> str:
         "cooldown_epochs": 0,
         "smoothing": job.label_smoothing,
         "drop": plan.stages[0].dropout,
-        **_timm_crops(plan),
+        **_timm_inputs(plan),
         "amp": plan.precision != "float32",
         "amp_dtype": "bfloat16" if plan.precision == "bfloat16" else "float16",
         "grad_checkpointing": job.activation_checkpointing == "on",
@@ -474,5 +517,7 @@ def timm(plan: Plan, target: Target) -> str:
     }
     text = yaml.safe_dump(arguments, sort_keys=False)
     started = _started(plan, target).strip().replace("script.py", "train.py --config FILE DATA")
-    slower = f"# {_SLOWER}\n" if job.cuda_graphs == "on" else ""
-    return f"# {headline(plan)}.\n{slower}# {started}\n{text}"
+    notes = f"# {_SLOWER}\n" if job.cuda_graphs == "on" else ""
+    if "mean" not in arguments and not source_of(job.data).as_they_come:
+        notes += f"# {_OWN_MEAN}\n"
+    return f"# {headline(plan)}.\n{notes}# {started}\n{text}"
