@@ -232,6 +232,11 @@ def test_reports_of_older_code_are_neither_copied_nor_shown(tmp_path: Path) -> N
     assert f"`{kills.name}`" not in missing
 
 
+def test_all_percentages_in_tables_are_written_alike() -> None:
+    for unit, value in (("share", 0.22871), ("%", 22.871)):
+        assert tables.shown_value({"unit": unit, "value": value}) == "22.9 %"
+
+
 def test_a_copied_figure_is_not_copied_on_as_if_it_were_measured_there(tmp_path: Path) -> None:
     copied = replace(RATE.of([7.0]), source="kept: made_up-2026-11-21-abc1234.json")
     report = make_report("made_up", QUICK, [copied], "abc1234", (0,), {})

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from batchwright.records.text.formatting import significant
+from batchwright.records.text.formatting import percent, significant
 from benchmarks.harness.benchmark import (
     COMMITS,
     RESULTS,
@@ -532,7 +532,8 @@ def card(name: str, folder: Path = RESULTS) -> str:
 
 UNITS: Mapping[str, Callable[[float], str]] = {
     "ratio": lambda value: f"{value:.2f}",
-    "share": lambda value: f"{value:.1%}",
+    "share": percent,
+    "%": lambda value: percent(value / 100),
     "points": lambda value: f"{value:+.2f} points",
     "s": lambda value: f"{value:.0f} s" if value >= 10 else f"{value:.2g} s",
 }
