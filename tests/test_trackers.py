@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import queue
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from batchwright.client.trackers import following
 from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.client.trackers.following import (
     State,
+    TrackedRun,
     TrackerChoice,
     TrackerFeed,
     chosen_trackers,
@@ -507,6 +509,22 @@ def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_
     send_to_trackers(run, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
     assert [step for step, _ in shown(tmp_path / "tb" / "run")["train/loss"]] == [2, 8, 11, 12]
     assert shown(tmp_path / "tb" / "run" / "predicted")["time/epoch_s"] == [(8, 2.5)]
+
+
+@needs("tensorboard")
+def test_after_a_full_disk_tensorboard_still_has_the_runs_own_folder(run, tmp_path):
+    tracked = TrackedRun(run, "run", "an identifier", {}, after=-1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    opened = import_module("batchwright.client.trackers.in_tensorboard").open_tracker
+    for _ in range(2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            with pytest.raises((OSError, FileError), match="File too large"):
+                opened(str(tmp_path / "tb"), tracked)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        opened(str(tmp_path / "tb"), tracked).close("finished")
+        assert [one.name for one in (tmp_path / "tb").iterdir()] == ["run"]
 
 
 @needs("mlflow")
