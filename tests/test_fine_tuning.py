@@ -168,6 +168,21 @@ def test_a_checkpoint_and_a_delivered_network_say_how_they_were_trained(
     assert settled(digits, weights=str(path)).normalize == SIX
 
 
+def test_the_tensors_of_a_file_are_read_once(
+    digits: DataFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, load, mapped = tmp_path / "w.pt", torch.load, []
+
+    def noted(*given: Any, mmap: bool = False, **named: Any) -> Any:
+        mapped.append(mmap)
+        return load(*given, mmap=mmap, **named)
+
+    torch.save(build_network("resnet8", classes=10, side=8).state_dict(), path)
+    monkeypatch.setattr(torch, "load", noted)
+    assert settled(digits, weights=str(path)).normalize == "auto"
+    assert sorted(mapped) == [False, True]
+
+
 def test_a_profile_of_another_normalization_is_refused_and_an_open_one_taken() -> None:
     profile = make_profile(job=make_job(normalize=SIX))
     with pytest.raises(PlanError, match=rf"measured with {TEXT}, the job says normalize=data"):

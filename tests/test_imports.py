@@ -259,6 +259,26 @@ def is_block(node: ast.stmt) -> bool:
     ids=["import", "help", "plan", "reporting"],
 )
 def test_torch_is_not_loaded_by(code):
+    loaded = loaded_by(code)
+    assert "batchwright" in loaded
+    assert not loaded & {"torch", "torchvision", "timm"}
+
+
+@pytest.mark.slow
+def test_operators_commands_load_no_server(tmp_path):
+    pytest.importorskip("sqlalchemy")
+    code = "import sys\nfrom batchwright.cli.commands import main\n" + "".join(
+        f"sys.argv = ['batchwright', *{words!r}, '--database', 'sqlite:///{tmp_path}/a.sqlite']\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
+        for words in (["token", "list"], ["sign-in"], ["backup", f"{tmp_path}/copy.sqlite"])
+    )
+    loaded = loaded_by(code.rstrip())
+    assert "sqlalchemy" in loaded
+    assert not loaded & {"fastapi", "starlette", "uvicorn", "torch"}
+
+
+def loaded_by(code):
+    """Packages that a process has loaded after some code."""
     tests = str(Path(__file__).parent)
     script = (
         f"import sys, io, json, contextlib\nTESTS = {tests!r}\n"
@@ -270,9 +290,7 @@ def test_torch_is_not_loaded_by(code):
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
-    loaded = set(json.loads(done.stdout))
-    assert "batchwright" in loaded
-    assert not loaded & {"torch", "torchvision", "timm"}
+    return set(json.loads(done.stdout))
 
 
 def test_no_files_import_each_other_in_a_circle():

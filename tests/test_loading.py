@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.queues import Queue
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ import forked
 from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import DataError, SharedMemoryError
 from batchwright.records.documents import write_record
+from batchwright.workload.data import loading
 from batchwright.workload.data.loading import batches_of, ignore_stop_signals
 from forked import Forked
 from process_numbers import Processes
@@ -492,6 +494,18 @@ def test_an_error_that_cannot_be_sent_is_told_all_the_same():
     how = {"worker_init_fn": ignore_stop_signals, "timeout": SECONDS}
     with pytest.raises(RuntimeError, match="NoSuchKey: no photo at the place"):
         next(batches_of(DataLoader(UnsendableErrors(), num_workers=1, **how)))
+
+
+@pytest.mark.parametrize("unsendable", [Unpicklable(TypeError("a lock")), ("a", lambda: 0)])
+def test_a_queue_of_the_users_own_goes_on_as_python_has_it(unsendable, monkeypatch, capsys):
+    monkeypatch.setattr(Queue, "_on_queue_feeder_error", loading._send_why)
+    own = multiprocessing.Queue()
+    own.put(unsendable)
+    own.put("sent")
+    assert own.get(timeout=SECONDS) == "sent"
+    assert "Traceback" in capsys.readouterr().err
+    own.close()
+    own.join_thread()
 
 
 class Kept:

@@ -11,6 +11,7 @@ from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_ch
 from batchwright.training.parameter_server.messages import Settled
 from servers import make_server_plan
 from test_server_coordinator import begun
+from test_session import wait_until
 
 SECONDS = 300  # after which a test gives up waiting
 
@@ -96,10 +97,37 @@ def test_a_checkpoint_that_knows_a_best_score_is_written_after_that_model(tmp_pa
     assert best_score(tmp_path) == 0.5
 
 
-def test_a_checkpoint_is_not_asked_for_while_one_is_being_written(tmp_path, disk):
+def plan_with(**keys):
     plan = make_server_plan((12,), epochs=6)
-    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"checkpoint_steps": 1})})
-    served = begun(plan, tmp_path)
+    return plan.model_copy(update={"job": plan.job.model_copy(update=keys)})
+
+
+def test_rounds_wait_for_a_disk_that_cannot_follow_before_kept_models_fill_the_memory(
+    tmp_path, disk
+):
+    served = begun(plan_with(checkpoint_epochs=1), tmp_path)
+    served.train(0)
+    served.keeper.save_kept()
+    disk.wait_for_write()
+    served.train(0)
+    assert served.told[0].ticket is not None  # one is being written, and one waits
+    served.keeper.save_kept()
+    assert served.push(0) is None
+    served.keeper.save_kept()
+    assert served.answer(0) is None
+    disk.let_through()
+    wait_until(lambda: served.keeper.save_kept() or served.answer(0) is not None)
+    disk.wait_for_write()
+    disk.let_through(100)
+    served.keeper.finish()
+    assert disk.names == ["epoch-1", "epoch-2", "epoch-3", "best", "last"]
+    for number in (1, 2, 3):  # of its epoch, however late it is written
+        kept = load_checkpoint(tmp_path / "checkpoints" / f"epoch-{number}.pt")
+        assert kept["state"]["epoch"] == number
+
+
+def test_a_checkpoint_is_not_asked_for_while_one_is_being_written(tmp_path, disk):
+    served = begun(plan_with(checkpoint_steps=1), tmp_path)
     for _ in range(3):
         score(served, 0, 3.0)
         assert in_a_thread(served.keeper.save_if_due)

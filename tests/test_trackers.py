@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import queue
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from batchwright.client.trackers import following
 from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.client.trackers.following import (
     State,
+    TrackedRun,
     TrackerChoice,
     TrackerFeed,
     chosen_trackers,
@@ -330,23 +332,24 @@ class Hanging:
         Hanging.over.wait()
 
 
-@pytest.mark.slow
 def test_a_tracker_that_hangs_keeps_neither_others_nor_the_end_waiting(run, kept, monkeypatch):
-    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.1)
+    """The time is up once the other has ended, however long that takes."""
+    clock = lambda: time.monotonic() + 1000 * len(Kept.ends)  # noqa: E731
+    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     hangs = TrackerChoice(TrackerSpec("hangs", f"{__name__}:Hanging", "sys", "anything"), "")
     orders, found = queue.Queue(), []
     thread = threading.Thread(
-        target=lambda: found.append(following.follow(run, [hangs, kept], orders, print))
+        target=lambda: found.append(following.follow(run, [kept, hangs], orders, print))
     )
     thread.start()
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while len(Kept.values) < len(LOSSES) and time.monotonic() < end:
             time.sleep(0.01)
         assert places() == LOSSES
         written(run, AGAIN)
-        orders.put(Order("finished", None, 5.0))  # until then the other may have all
-        thread.join(120)
+        orders.put(Order("finished", None, 900.0))
+        thread.join(300)
         assert found == [False]  # not all have all
         assert (places(), Kept.ends) == (ALL_LOSSES, ["finished"])
     finally:
@@ -507,6 +510,22 @@ def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_
     send_to_trackers(run, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
     assert [step for step, _ in shown(tmp_path / "tb" / "run")["train/loss"]] == [2, 8, 11, 12]
     assert shown(tmp_path / "tb" / "run" / "predicted")["time/epoch_s"] == [(8, 2.5)]
+
+
+@needs("tensorboard")
+def test_after_a_full_disk_tensorboard_still_has_the_runs_own_folder(run, tmp_path):
+    tracked = TrackedRun(run, "run", "an identifier", {}, after=-1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    opened = import_module("batchwright.client.trackers.in_tensorboard").open_tracker
+    for _ in range(2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            with pytest.raises((OSError, FileError), match="File too large"):
+                opened(str(tmp_path / "tb"), tracked)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        opened(str(tmp_path / "tb"), tracked).close("finished")
+        assert [one.name for one in (tmp_path / "tb").iterdir()] == ["run"]
 
 
 @needs("mlflow")

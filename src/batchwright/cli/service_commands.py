@@ -124,7 +124,6 @@ def serve(
 ) -> None:
     """Serve runs, plans, jobs and pages. Needs no torch."""
     with _with_serve():
-        from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_artifacts, default_database
         from batchwright.service.operating.serving import (
@@ -134,7 +133,7 @@ def serve(
         )
         from batchwright.service.operating.serving import serve as serve_until_stopped
         from batchwright.service.settings import GIB, Limits, Settings
-        from batchwright.service.store.tokens import new_name
+        from batchwright.service.store.tokens import new_name, sign_in_address
         from batchwright.service.webhook import SECRET, checked_webhook
 
     times: dict[str, Any] = {
@@ -248,8 +247,7 @@ def sign_in(
             store.audit.note("operator", "sign-in.out", "browser")
             return
         from batchwright.client.http import checked_url
-        from batchwright.service.access import sign_in_address
-        from batchwright.service.store.tokens import new_name
+        from batchwright.service.store.tokens import new_name, sign_in_address
 
         words, name = _scopes(scopes), name or new_name()
         server = checked_url(server)

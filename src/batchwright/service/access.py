@@ -24,8 +24,6 @@ from batchwright.service.store.tokens import Caller
 COOKIE = "batchwright_session"
 """First part of the cookie's name."""
 CSRF_FIELD = "csrf"
-SIGN_IN = "/sign-in"
-"""Path of a sign-in link; the link's secret is its parameter `link`."""
 
 _bearer = HTTPBearer(
     auto_error=False, description="A token made by `batchwright token create NAME --scopes ...`."
@@ -114,16 +112,6 @@ Reporter = Annotated[Caller, need("report")]
 Submitter = Annotated[Caller, need("submit")]
 PageReader = Annotated[Caller, need_page("read")]
 PageSubmitter = Annotated[Caller, need_page("submit")]
-
-
-def sign_in_address(base: str, secret: str) -> str:
-    """The sign-in link for a person.
-
-    Args:
-        base: Address of the service.
-        secret: The link's secret, from `SignIn.link`.
-    """
-    return f"{base.rstrip('/')}{SIGN_IN}?link={secret}"
 
 
 def require_owner(caller: Caller, owner: str) -> None:

@@ -192,7 +192,7 @@ def file_normalization(path: str | Path) -> tuple[float, ...] | None:
     """Mean and standard deviation by which images were normalized for the weights in a file.
 
     Our checkpoints say it, and so does the ``config.json`` that `deliver` writes beside the
-    weights; `None` for other files.
+    weights; `None` for other files. The weights themselves are not read.
 
     Raises:
         FileError: The file cannot be read.
@@ -204,7 +204,7 @@ def file_normalization(path: str | Path) -> tuple[float, ...] | None:
         except (OSError, ValueError, RecursionError):
             return None
     else:
-        content = _content_of(path)
+        content = _content_of(path, mapped=True)
         content = content.get("input") if isinstance(content, Mapping) else None
     told = content if isinstance(content, Mapping) else {}
     return mean_and_std(told.get("mean"), told.get("std"))
@@ -219,14 +219,16 @@ def mean_and_std(mean: Any, std: Any) -> tuple[float, ...] | None:
     return found if is_normalization(found) else None
 
 
-def _content_of(path: str | Path) -> Any:
-    """What a file of `torch.save` or of safetensors holds, on the CPU."""
+def _content_of(path: str | Path, *, mapped: bool = False) -> Any:
+    """What a file of `torch.save` or of safetensors holds, on the CPU; ``mapped``: see
+    `load_tensors`.
+    """
     try:
         if Path(path).suffix == _SAFETENSORS:
             return import_library("safetensors.torch").load(Path(path).read_bytes())
         # timm and torchvision keep their arguments in their checkpoints. A namespace runs no code.
         with torch.serialization.safe_globals([Namespace]):
-            return load_tensors(path)
+            return load_tensors(path, mapped=mapped)
     except JobError:
         raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:

@@ -14,6 +14,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from batchwright.client.trackers.following import TrackedRun
 from batchwright.client.trackers.points import PREDICTED, markdown_table
+from batchwright.storage.files import write_whole
 
 _DT_STRING = 7
 _OWNER = "run.id"
@@ -77,5 +78,5 @@ def open_tracker(place: str, run: TrackedRun) -> _TensorBoard:
         if not owner.exists() or owner.read_text() != run.id:
             folder = folder.with_name(f"{folder.name}-{run.id[:8]}")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _OWNER).write_text(run.id)
+    write_whole(folder / _OWNER, run.id.encode())  # half of it would be another run's
     return _TensorBoard(folder, run)

@@ -35,6 +35,9 @@ _VALID = select(tokens).where(tokens.c.hash == bindparam("hash"), tokens.c.revok
 RESERVED = (BROWSER, "operator", "service")
 """Names in the audit log that no token may have."""
 
+SIGN_IN = "/sign-in"
+"""Path of a sign-in link; the link's secret is its parameter `link`."""
+
 
 class Caller(NamedTuple):
     """The sender of a request."""
@@ -251,6 +254,16 @@ def _check_name(name: str, longest: int, what: str) -> None:
         valid = False
     if not valid:
         raise Refused(f"{name[:40]!r} cannot name {what}: use 1 to {longest} visible characters")
+
+
+def sign_in_address(base: str, secret: str) -> str:
+    """The sign-in link for a person.
+
+    Args:
+        base: Address of the service.
+        secret: The link's secret, from `SignIn.link`.
+    """
+    return f"{base.rstrip('/')}{SIGN_IN}?link={secret}"
 
 
 def new_name() -> str:

@@ -17,7 +17,8 @@ class Writer:
     """A thread that writes the newest checkpoint of each name.
 
     A checkpoint that still waits for the disk when a newer one of its name comes is dropped,
-    so at most one of each name waits, beside the one that is being written.
+    so at most one of each name waits, beside the one that is being written. Of those that stay,
+    each has a name of its own: whoever puts one waits for the one before (`wait`, or `keeping`).
 
     Args:
         folder: Folder of the files. The former ``last.pt`` becomes ``previous.pt``, and the folder
@@ -58,6 +59,12 @@ class Writer:
         return (
             by_steps or time.perf_counter() - self._saved_at > self._job.seconds_between_checkpoints
         )
+
+    @property
+    def keeping(self) -> bool:
+        """Whether a checkpoint that stays is being written, or waits for the disk."""
+        with self._lock:
+            return any(name.startswith(KEPT) for name in (self._at_work, *self._waiting))
 
     def forget(self, name: str) -> None:
         """Drop a waiting checkpoint before a newer one is copied: memory may be short."""

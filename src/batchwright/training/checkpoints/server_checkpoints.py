@@ -27,7 +27,9 @@ class ServerCheckpoints:
 
     The server never changes weights in place, so nothing is copied and no worker waits
     while a thread writes. Nothing that waits for the disk holds the coordinator's lock: it may be
-    slow. The workers' optimizers are not kept: after a resume momentum is fresh.
+    slow. Of the models that are to stay (`checkpoint_epochs`) one at a time is given to the disk,
+    and workers get no new rounds while several wait for it in memory. The workers' optimizers are
+    not kept: after a resume momentum is fresh.
 
     Args:
         folder: The run folder; ``None`` keeps nothing.
@@ -95,7 +97,8 @@ class ServerCheckpoints:
         with self._coordinator.lock:
             server = self._coordinator.server
             if server is not None:
-                self.save_kept()
+                while self._save_one_kept():
+                    pass
                 self.save_best()
                 self._save(LAST, server.weights)
 
@@ -107,10 +110,9 @@ class ServerCheckpoints:
                 self._save(_BEST, best)
 
     def save_kept(self) -> None:
-        """Have the models written that are to stay."""
-        with self._coordinator.lock:
-            for number, weights in self._coordinator.take_kept().items():
-                self._save(f"{KEPT}{number}", weights)
+        """Have the oldest model written that is to stay, once the one before is on the disk."""
+        if self._writer is None or not self._writer.keeping:
+            self._save_one_kept()
 
     def check(self) -> None:
         """Raise `FileError` if a write that has ended went wrong."""
@@ -133,11 +135,22 @@ class ServerCheckpoints:
         if self._writer is not None:
             self._writer.close()
 
-    def _save(self, name: str, weights: Weights) -> None:
+    def _save_one_kept(self) -> bool:
+        """Have the oldest model written that is to stay; whether there was one."""
+        with self._coordinator.lock:
+            kept = self._coordinator.take_kept()
+            if kept is not None:
+                self._save(f"{KEPT}{kept.number}", kept.weights, kept.progress)
+            return kept is not None
+
+    def _save(
+        self, name: str, weights: Weights, progress: tuple[int, int, int] | None = None
+    ) -> None:
+        """Have a model written; ``progress``: the coordinator's, as the model was merged."""
         if self._writer is None:
             return
-        started = time.perf_counter()
-        coordinator, (epochs, samples, steps) = self._coordinator, self._coordinator.progress
+        started, coordinator = time.perf_counter(), self._coordinator
+        epochs, samples, steps = progress or coordinator.progress
         content = {
             "model": as_state_dict(weights, coordinator.entries),
             "optimizer": {},

@@ -6,10 +6,11 @@ Each worker's connection has a thread of its own; what the threads share is here
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan
@@ -34,11 +35,20 @@ Answer = tuple[Round | Farewell | Stopped, Weights | None]
 """Answer to a worker that waits: a round with the merged model, or the end without one."""
 
 
+class KeptModel(NamedTuple):
+    """A model that is to stay: the number of epochs trained, and `progress` as it was merged."""
+
+    number: int
+    weights: Weights
+    progress: tuple[int, int, int]
+
+
 class ServerCoordinator:
     """Coordinates the workers of one run.
 
     The first rounds go out when all workers have asked for one, in rank order among those that
-    wait. So with ``bsp`` a run is the same whoever comes first.
+    wait. So with ``bsp`` a run is the same whoever comes first. No round goes out while more than
+    one model that is to stay waits to be taken for the disk: they would fill the memory.
 
     A worker speaks through the connection that it joined with. Once another has taken its place, or
     the worker is lost or given up, every method that takes the connection raises `ConnectionError`:
@@ -80,7 +90,7 @@ class ServerCoordinator:
         self._answers: dict[int, Answer] = {}
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # seconds of the run, rounds ahead
         self._stop = 0
-        self._kept: dict[int, Weights] = {}
+        self._kept: deque[KeptModel] = deque()  # not taken yet, the oldest first
 
     # ----------------------------------------------------------------------------- coming and going
 
@@ -285,10 +295,13 @@ class ServerCoordinator:
         with self.lock:
             return self.evaluations.take_best()
 
-    def take_kept(self) -> dict[int, Weights]:
-        """The models that are to stay and were not taken yet, by the number of epochs trained."""
+    def take_kept(self) -> KeptModel | None:
+        """The oldest model that is to stay and was not taken yet; ``None`` if there is none."""
         with self.lock:
-            kept, self._kept = self._kept, {}
+            if not self._kept:
+                return None
+            kept = self._kept.popleft()
+            self._hand_out()
             return kept
 
     def dismiss(self, word: Farewell | Stopped) -> list[Transport]:
@@ -388,7 +401,7 @@ class ServerCoordinator:
             if self.begun:
                 self._recorder.training_begins()
         if server is not None and not self._stop and self.begun:
-            again = not self.finished
+            again = not self.finished and len(self._kept) <= 1
             while again:  # a worker without a round left may set others free
                 before, again = server.rounds.members, False
                 for rank in sorted(self._asked):
@@ -430,7 +443,7 @@ class ServerCoordinator:
         if self._plan.evaluates_after(epoch):
             self.evaluations.want(epoch, rank)
         if self._plan.keeps_after(epoch):
-            self._kept[epoch + 1] = self.server.weights
+            self._kept.append(KeptModel(epoch + 1, self.server.weights, self.progress))
         followed = self._plan.job.dual.shares != "planned" and len(self._speeds.seconds) > 1
         if followed and not self.finished:
             rounds = self.server.rounds

@@ -51,6 +51,8 @@ _ON_A_GPU = (
 
 _NOT_SENT = "a loader process cannot send a batch"
 
+_print_why = Queue._on_queue_feeder_error  # type: ignore[attr-defined] # as Python does it
+
 _LOOK_SECONDS = 1.0  # between two looks whether the creator of a loader process still lives
 
 _ENDED = (
@@ -174,8 +176,13 @@ def ignore_stop_signals(worker: int) -> None:
 def _send_why(queue: Queue[Any], error: Exception, batch: Any) -> None:
     """Send an error in place of a batch, or of the data set's own error, that could not be sent.
 
-    Python prints why and drops what it was to send, and the worker would wait for it for ever.
+    Python prints why and drops what it was to send, and the worker would wait for it for ever. That
+    is still so in a queue of the user's own, which may hold anything: PyTorch's holds a number and
+    what was made for it.
     """
+    if not (isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], int)):
+        _print_why(error, batch)
+        return
     number, made = batch
     if isinstance(made, ExceptionWrapper):  # its class has no name to be found by, as botocore's
         made.exc_type = RuntimeError
