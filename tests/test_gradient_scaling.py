@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -471,7 +472,7 @@ def test_one_part_alone_teaches_nothing():
     assert known.tensors.updates == known.noise.updates == 1
     again = RunState()
     again.restore(
-        json.loads(json.dumps({"noise": known.noise.to_dict(), "tensors": None})), EpochMeter()
+        json.loads(json.dumps({"noise": asdict(known.noise), "tensors": None})), EpochMeter()
     )
     assert again.noise == known.noise
 

@@ -1,6 +1,7 @@
 """`prediction.noise_scale`: unbiased for any split, averaged before dividing."""
 
 import json
+from dataclasses import asdict
 from math import nan
 
 import numpy as np
@@ -74,4 +75,4 @@ def test_one_part_cannot_tell_noise_from_signal():
 
 def test_the_state_survives_a_checkpoint():
     state = NoiseState().update(1.2, 1.0, parts=2, batch=8)
-    assert NoiseState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+    assert NoiseState(**json.loads(json.dumps(asdict(state)))) == state

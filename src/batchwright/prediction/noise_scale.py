@@ -10,9 +10,9 @@ McCandlish et al. 2018, arXiv 1812.06162. The estimates here hold for parts of u
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,12 +149,3 @@ class NoiseState:
     def gain(self, *, base_batch: int, batch: int) -> float:
         """AdaScale's gain of a step of ``batch`` samples, see `gain`; 1 if not known."""
         return gain(self.trace, self.sqr_norm, base_batch=base_batch, batch=batch)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> NoiseState:
-        """The state that `to_dict` gave."""
-        return cls(**values)

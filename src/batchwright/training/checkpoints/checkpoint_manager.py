@@ -101,7 +101,7 @@ class RunState:
     def restore(self, values: dict[str, Any], meter: EpochMeter) -> None:
         """Go on from a checkpoint's `values`, with this worker's meter."""
         self.__dict__.update(values)
-        self.noise = NoiseState.from_dict(values["noise"])
+        self.noise = NoiseState(**values["noise"])
         tensors = values.get("tensors")
         self.tensors = None if tensors is None else TensorNoise(**tensors)
         scale = values.get("loss_scale")
