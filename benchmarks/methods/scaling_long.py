@@ -20,15 +20,7 @@ from pathlib import Path
 
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found
 from benchmarks.harness.figures import Figure
-from benchmarks.harness.images import smaller_cifar100
-from benchmarks.methods.warmup import (
-    HELD_OUT_IMAGES,
-    RULES,
-    TRAIN_IMAGES,
-    batches_found,
-    swept_in,
-    told,
-)
+from benchmarks.methods.warmup import RULES, batches_found, images_of, swept_in, told
 from benchmarks.methods.warmup_long import BATCHES, SEEDS, STEPS, WARMUPS, job_at
 
 WARMUP = WARMUPS[1]  # 5 epochs in 90
@@ -57,15 +49,11 @@ BENCHMARK = Benchmark(
 
 def measure(arguments: Arguments, _: Path) -> Found:
     """Make the sweep; with --quick check one figure."""
-    keep = arguments.keep
-    data = keep / "images"
-    if not data.exists():
-        smaller_cifar100(arguments.data, TRAIN_IMAGES, data, held_out=HELD_OUT_IMAGES)
-    job = job_at(data).model_copy(update={"warmup_epochs": WARMUP})
+    job = job_at(images_of(arguments)).model_copy(update={"warmup_epochs": WARMUP})
     batches, seeds = (BATCHES, SEEDS) if arguments.full else (BATCHES[1:], (0,))
     # The largest batch, which the claim is about, is trained first.
     swept = swept_in(
-        keep / ("long" if arguments.full else "check"),
+        arguments.keep / ("long" if arguments.full else "check"),
         job,
         {"global_batch": tuple(reversed(batches)), "scaling": RULES},
         seeds,

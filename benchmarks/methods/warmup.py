@@ -99,6 +99,14 @@ BENCHMARK = Benchmark(
 )  # fmt: skip
 
 
+def images_of(arguments: Arguments) -> Path:
+    """The folder with the images of all runs, which is kept beside these."""
+    images = arguments.keep / "images"
+    if not images.exists():
+        smaller_cifar100(arguments.data, TRAIN_IMAGES, images, held_out=HELD_OUT_IMAGES)
+    return images
+
+
 def job_of(data: Path) -> Job:
     """The job that all runs share."""
     return job_from(
@@ -111,16 +119,12 @@ def job_of(data: Path) -> Job:
 
 def measure(arguments: Arguments, _: Path) -> Found:
     """Make both sweeps; with --quick check one figure."""
-    keep = arguments.keep
-    data = keep / "images"
-    if not data.exists():
-        smaller_cifar100(arguments.data, TRAIN_IMAGES, data, held_out=HELD_OUT_IMAGES)
+    keep, job = arguments.keep, job_of(images_of(arguments))
     if not arguments.full:
         grid = {"global_batch": LARGE[1:], "warmup_epochs": WARMUPS[:2]}
-        check = swept_in(keep / "check", job_of(data), grid, (0,))
+        check = swept_in(keep / "check", job, grid, (0,))
         name = f"warmup_gain_points_{LARGE[1]}"
         return {f"{name}_check": warmups_found(check, BENCHMARK, EPOCHS)[name]}, told(check=check)
-    job = job_of(data)
     swept = {name: swept_in(keep / name, job, grid, SEEDS[name]) for name, grid in GRIDS.items()}
     warmups = warmups_found(swept["warmup"], BENCHMARK, EPOCHS)
     return warmups | batches_found(swept["batch"], BATCHES), told(**swept)

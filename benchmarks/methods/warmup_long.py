@@ -22,11 +22,9 @@ from pathlib import Path
 from batchwright.records import Job
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found
 from benchmarks.harness.figures import Figure
-from benchmarks.harness.images import smaller_cifar100
 from benchmarks.methods.warmup import (
-    HELD_OUT_IMAGES,
     POSTER_EPOCHS,
-    TRAIN_IMAGES,
+    images_of,
     job_of,
     swept_in,
     told,
@@ -72,11 +70,7 @@ def job_at(data: Path) -> Job:
 
 def measure(arguments: Arguments, _: Path) -> Found:
     """Make the sweep; with --quick check one figure."""
-    keep = arguments.keep
-    data = keep / "images"
-    if not data.exists():
-        smaller_cifar100(arguments.data, TRAIN_IMAGES, data, held_out=HELD_OUT_IMAGES)
-    job = job_at(data)
+    keep, job = arguments.keep, job_at(images_of(arguments))
     if not arguments.full:
         grid = {"global_batch": BATCHES[1:], "warmup_epochs": WARMUPS[:2]}
         check = swept_in(keep / "check", job, grid, (0,))
