@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli.completion import job_words
-from batchwright.cli.options import FollowAdvice, JsonFlag
+from batchwright.cli.options import FollowAdvice, JobWords, JsonFlag
 from batchwright.cli.output import amount, job_and_file
 from batchwright.errors import ArgumentError, BatchwrightError
 
@@ -30,14 +29,7 @@ _MAX_NAME = 120  # characters of a job's name
 
 def submit(
     server: Server = LOCAL_SERVICE,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="JOB.yaml|KEY=VALUE",
-            help="A job file, and job keys that change it.",
-            autocompletion=job_words,
-        ),
-    ] = None,
+    words: JobWords = None,
     name: Annotated[
         str | None,
         typer.Option(

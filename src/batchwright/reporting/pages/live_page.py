@@ -42,7 +42,7 @@ from batchwright.reporting.pages import markup
 from batchwright.reporting.pages.page import (
     accuracy_part,
     environment_part,
-    job_part,
+    job_text,
     plan_part,
     predicted_part,
     time_part,
@@ -156,7 +156,7 @@ def plan_parts(plan: Plan, profile: Profile | None, *, folded: bool = False) -> 
     )
     return [
         Part("plan", "The plan", plan_part(plan, profile), folded),
-        Part("job", "The job", job_part(shown), folded),
+        Part("job", "The job", job_text(plan.job), folded),
         Part("environment", "Data, network and environment", environment_part(shown), folded),
     ]
 

@@ -92,7 +92,7 @@ def page(summary: RunSummary) -> str:
         *([markup.section("Rounds", rounds_part(summary))] if summary.rounds else []),
         markup.section("Where the time went", time_part(summary)),
         markup.section("The plan", plan_part(whole, summary.profile, summary.epochs)),
-        markup.section("The job", job_part(summary)),
+        markup.section("The job", job_text(summary.plan.job)),
         markup.section("Data, network and environment", environment_part(summary)),
     ]
     return markup.document("report", title, _headline(summary), body)
@@ -362,11 +362,6 @@ def _learning_charts(summary: RunSummary, forecast: EpochLine | None) -> str:
         numbers = markup.table("On a batch of training samples, at each evaluation", head, rows)
         drawn += markup.pairs([markup.figure(one, numbers) for one in tracked])
     return drawn
-
-
-def job_part(summary: RunSummary) -> str:
-    """The job of a run's plan, see `job_text`."""
-    return job_text(summary.plan.job)
 
 
 def job_text(job: Job) -> str:
