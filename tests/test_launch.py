@@ -322,10 +322,12 @@ def start(tmp_path_factory, tmp_path, monkeypatch, forks):
     started, prints = [], tmp_path / "prints"
     prints.mkdir()
     more = {"precision": "float32", "resolutions": (8,), "evaluate_epochs": 2}
-    job = make_job(network=NETWORK.partition("=")[2], epochs=2, **more)
+    job = make_job(network=NETWORK.partition("=")[2], epochs=2, global_batch=16, **more)
     facts = open_data(job).facts
     network = make_network(name=job.network)
-    plan = plan_without_profile(job, facts, network, local_batch_sizes=(10, 6))
+    plan = plan_without_profile(job, facts, network)
+    stage = plan.stages[0].model_copy(update={"local_batch_sizes": (10, 6), "micro_batch_size": 10})
+    plan = plan.model_copy(update={"stages": (stage,)})
     write_record(plan, tmp_path / "plan.json")
     hold(tmp_path, "run/checkpoints", 1, after=1)
 

@@ -1121,12 +1121,6 @@ def test_stated_times_that_miss_a_limit_are_refused(goal, named):
         unmeasured("dual-batch", goal=goal, **stated)
 
 
-def test_without_a_profile_local_batches_are_not_for_two_groups():
-    job = Job(method="dual-batch", workers=2, launch="virtual")
-    with pytest.raises(PlanError, match=r"give dual.large_batches instead of local batches"):
-        plan_without_profile(job, CIFAR100, make_network(), local_batch_sizes=[32, 16])
-
-
 def test_a_network_that_takes_one_resolution_only_is_refused_with_the_reason():
     fixed = make_network(least_side=32)
     with pytest.raises(PlanError, match=r"at least 32 px, not 24.*takes one resolution only"):

@@ -209,12 +209,11 @@ def parse_arguments(description: str, words: Sequence[str] | None = None) -> Arg
 
 
 @contextmanager
-def scratch(folder: Path | None = None) -> Iterator[Path]:
-    """A folder with its own cache of decoded images; removed afterwards, unless it was given."""
+def scratch() -> Iterator[Path]:
+    """A folder with its own cache of decoded images; removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as made:
-        folder = folder or Path(made)
-        os.environ["BATCHWRIGHT_CACHE"] = str(folder / "cache")
-        yield folder
+        os.environ["BATCHWRIGHT_CACHE"] = str(Path(made) / "cache")
+        yield Path(made)
 
 
 def module_of(name: str) -> str:

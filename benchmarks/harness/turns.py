@@ -287,7 +287,6 @@ def take_turns(
     arms: Mapping[str, Callable[[], Any]],
     rounds: int,
     *,
-    show: Callable[[str], None] = say,
     form: Callable[[Any], str] = "{:.0f} images/s".format,
 ) -> dict[str, list[Any]]:
     """Measure all arms in every round, the order reversed from round to round.
@@ -295,8 +294,7 @@ def take_turns(
     Args:
         arms: Functions that make one measurement of an arm.
         rounds: Number of rounds.
-        show: Called with a line about every round.
-        form: Formats a measurement for that line.
+        form: Formats a measurement for the line about a round.
 
     Returns:
         By arm, one measurement for each round.
@@ -306,7 +304,7 @@ def take_turns(
         for name in list(arms) if number % 2 == 0 else list(reversed(arms)):
             found[name].append(arms[name]())
         latest = "  ".join(f"{name} {form(values[-1])}" for name, values in found.items())
-        show(f"round {number + 1} of {rounds}: {latest}")
+        say(f"round {number + 1} of {rounds}: {latest}")
     return found
 
 

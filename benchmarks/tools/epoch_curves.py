@@ -134,7 +134,7 @@ def fitted(seen: Sequence[Shortfall], power: float) -> tuple[float, Normal]:
     return best
 
 
-def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power: float) -> str:
+def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal]) -> str:
     """Evaluations inside their intervals, by laws of trainings at most a quarter as long."""
     inside, widths = [], []
     for one in lines:
@@ -145,7 +145,7 @@ def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power
                 continue
             candidate = Candidate(one["optimizer"], one["batch"], epoch * samples)
             mean, spread = short[one["optimizer"]]
-            missing = Normal(mean * factor**power, spread * factor**power)
+            missing = Normal(mean * factor, spread * factor)
             told = law.evaluated(candidate, missing, one["held_out"])
             inside.append(told.low <= one["curve"][epoch - 1] / 100 <= told.high)
             widths.append(50 * (told.high - told.low))
@@ -165,10 +165,10 @@ def fit(lines: Sequence[dict[str, Any]]) -> None:
         short = fitted(others, 1.0)[1]
         own = [one for one in lines if one["task"] == task]
         if own and others:
-            told = coverage(own, dict.fromkeys(OPTIMIZERS, short), 1.0)
+            told = coverage(own, dict.fromkeys(OPTIMIZERS, short))
             say(f"{task}, by the other tasks' {short.mean:.2f} +- {short.error:.2f}: {told}")
     for spread in (0.0, 0.1, 0.2, 0.3, 0.4):
-        told = coverage(lines, dict.fromkeys(OPTIMIZERS, Normal(0.0, spread)), 1.0)
+        told = coverage(lines, dict.fromkeys(OPTIMIZERS, Normal(0.0, spread)))
         say(f"all, by 0 +- {spread:g}: {told}")
 
 

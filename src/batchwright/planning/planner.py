@@ -280,13 +280,7 @@ def make_plan(
     return plan
 
 
-def plan_without_profile(
-    job: Job,
-    data: DataFacts,
-    network: NetworkFacts,
-    *,
-    local_batch_sizes: Sequence[int] | None = None,
-) -> Plan:
+def plan_without_profile(job: Job, data: DataFacts, network: NetworkFacts) -> Plan:
     """A plan that trains as the job asks, without any measurement; it predicts nothing.
 
     What the job leaves open is assumed: one worker, float32, the base batch or, where the data is
@@ -297,18 +291,16 @@ def plan_without_profile(
     the rounds from these.
 
     Args:
-        job: What to train; its ``workers`` must fit ``local_batch_sizes`` if both are given.
+        job: What to train.
         data: The data set.
         network: The network.
-        local_batch_sizes: Samples per step of each worker, in rank order; unset: equal shares of
-            the global batch.
 
     Raises:
         PlanError: Batches, workers and data do not fit together, or a limit is missed.
     """
     if job.method == "auto":  # methods are compared by predictions, and there are none
         job = job.model_copy(update={"method": "plain"})
-    times = stated_times(job, data, network, local_batch_sizes)
+    times = stated_times(job, data, network)
     job, batch = times.job, times.batch
     expected = expected_of(job, data)
     compared = expected.compared(job) if expected else ()

@@ -38,7 +38,6 @@ def pair_measurer(
     counts: Collection[int],
     folder: Path,
     *,
-    sides: Collection[int] = (),
     progress: Progress | None = None,
 ) -> Iterator[MeasurePairs]:
     """Inside, a function that times two groups of workers side by side, without any exchange.
@@ -47,10 +46,9 @@ def pair_measurer(
     stay alive inside.
 
     Args:
-        job: As for `probe.probe`.
+        job: As for `probe.probe`; it names its resolutions.
         counts: Numbers of workers, of both groups together, that pairs may have.
         folder: As for `probe.probe`.
-        sides: Resolutions that pairs may have, in pixels, where the job names none.
         progress: As for `probe.probe`.
 
     Raises:
@@ -59,8 +57,6 @@ def pair_measurer(
     """
     if not counts:
         raise JobError("no pairs to measure: give resolution, workers and batches of both groups")
-    if job.resolutions == "auto":
-        job = job.model_copy(update={"resolutions": tuple(sorted(sides))})
     rising = sorted(counts)
     with measuring(job, folder, rising) as workers:
         visitor = Visitor(job, workers, rising[-1], ignored)  # it would report single points

@@ -383,36 +383,24 @@ class Stated:
         return (found.reason("global batch", f"{found.value} samples"),), ()
 
 
-def stated_times(
-    job: Job, data: DataFacts, network: NetworkFacts, local_batch_sizes: Sequence[int] | None
-) -> Stated:
+def stated_times(job: Job, data: DataFacts, network: NetworkFacts) -> Stated:
     """The step times of a job without profiles, with everything settled that the job leaves open.
 
     Args:
         job: As given.
         data: The data set.
         network: The network.
-        local_batch_sizes: Samples per step of each worker, in rank order; `None`: not given.
 
     Raises:
         PlanError: Batches, workers and data do not fit together.
     """
-    local = tuple(local_batch_sizes or ())
-    workers = len(local) if job.workers == "auto" and local else job.workers
-    workers = 1 if workers == "auto" else workers
-    if local and len(local) != workers:
-        raise PlanError(f"{len(local)} local batches {list(local)} for workers={workers}")
+    workers = 1 if job.workers == "auto" else job.workers
     precision = job.precision if job.precision != "auto" else "float32"
     job = resolved(job, data, precision=precision, workers=workers, least_side=network.least_side)
     top = max(sides(job))
     for side in sides(job) if job.method_spec.cycles else (top,):
         check_side(side, network)
     if job.method_spec.served:
-        if local:
-            raise PlanError(
-                f"method={job.method} finds the small batch itself: give dual.large_batches "
-                "instead of local batches"
-            )
         if stated_line(job, top) is None:
             raise PlanError(
                 f"method={job.method} needs to know what a step takes, and nothing was measured: "
@@ -424,8 +412,6 @@ def stated_times(
     why, source = Stated.why
     if job.global_batch != "auto":
         batch = job.global_batch
-    elif local:
-        batch = sum(local)
     elif batches is not None:
         batch = batches.value[-1]
     else:
@@ -435,9 +421,7 @@ def stated_times(
         if batch == job.base_batch:
             why = "The base batch of the learning rate"
         why += "; nothing was measured."
-    if local and sum(local) != batch:
-        raise PlanError(f"local batches {list(local)} do not add up to global_batch={batch}")
-    local = local or tuple(split_evenly(batch, workers))
+    local = tuple(split_evenly(batch, workers))
     times = Stated(job, data, network, workers, local, (why, source))
     times.level(top, batch)  # refuses a batch that is too large or too small
     check_bounds(job, local)
