@@ -2,7 +2,7 @@
 
 In each epoch loader processes decode them, at the smallest scale that the resolution allows, and
 crop the square that is trained on. The squares of a batch are resized, mirrored and normalized on
-the device.
+the device; resized crops, of which each has another size, are resized by the loader processes.
 """
 
 from __future__ import annotations
