@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,9 +92,18 @@ def test_parts_depend_on_seed_and_epoch_but_not_on_the_batch():
     parts = ResizedCrops(1).draw(4, indices, sizes, 1.0)
     alone = ResizedCrops(1).draw(4, indices[7:8], sizes[:1], 1.0)
     assert torch.equal(alone[0], parts[7])
-    assert ResizedCrops(1).one(4, int(indices[7]), 1.0, 90, 120) == parts[7].tolist()
     assert not torch.equal(ResizedCrops(1).draw(5, indices, sizes, 1.0), parts)
     assert not torch.equal(ResizedCrops(2).draw(4, indices, sizes, 1.0), parts)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.4, 1.0, 3.0])
+def test_parts_are_the_same_when_sizes_are_known_one_by_one(strength):
+    indices = torch.randperm(5000, generator=torch.Generator().manual_seed(3))
+    sizes = SIZES[indices % len(SIZES)]
+    parts = ResizedCrops(9, 0.2).draw(2, indices, sizes, strength).tolist()
+    later = pickle.loads(pickle.dumps(ResizedCrops(9, 0.2).parts(2, indices, strength)))
+    one_by_one = [list(part(*size)) for part, size in zip(later, sizes.tolist(), strict=True)]
+    assert one_by_one == parts
 
 
 @pytest.mark.parametrize(("strength", "least"), [(0.0, 1.0), (0.5, 0.54), (1.0, 0.08), (3.0, 0.08)])
@@ -143,7 +151,7 @@ def test_a_pipeline_shows_the_drawn_parts_in_any_batch(store, resolution):
     crops = ResizedCrops(7, 0.2)
     for at in range(90):
         index = int(indices[at])
-        part = crops.one(3, index, 1.0, *store.sizes[index].tolist())
+        (part,) = crops.draw(3, indices[at : at + 1], store.sizes[index][None], 1.0).tolist()
         wanted = resized(store.image(index), part, resolution)
         found = grey_levels(images[at : at + 1])[0].float()
         assert (found - (wanted.flip(1) if mirrored[at] else wanted)).abs().max() < 1.51
@@ -232,6 +240,8 @@ def test_a_part_of_an_encoded_image_is_upright_and_right(name, orientation):
         file_of(stored, name, orientation), top_resolution=96, resolution=40, part=part
     )
     assert seen == [(240, 320)]
+    assert made.shape == ((40, 50, 3) if name == "JPEG" else (80, 100, 3))
+    made = pipelines.resize(torch.from_numpy(made)[None], 40)[0].numpy()
     wanted = resized(image, (20, 200, 80, 100), 40)
     assert np.abs(made[..., :2].astype(float) - wanted[..., :2].numpy()).mean() < 2.5
 
@@ -239,14 +249,15 @@ def test_a_part_of_an_encoded_image_is_upright_and_right(name, orientation):
 def test_only_as_much_of_a_jpeg_is_decoded_as_a_part_needs(monkeypatch):
     from batchwright.workload.data import decoding
 
-    sizes, usual = [], decoding.upright
+    shapes, sizes, usual = [], [], decoding.upright
     monkeypatch.setattr(
         decoding, "upright", lambda image: [turned := usual(image), sizes.append(turned.size)][0]
     )
     data = file_of(places(480, 640), "JPEG")
     for part in ([0, 0, 480, 480], [0, 0, 200, 240], [100, 100, 50, 50]):
         made = decode_part(data, top_resolution=96, resolution=100, part=lambda *_, part=part: part)
-        assert made.shape == (100, 100, 3)
+        shapes.append(made.shape[:2])
+    assert shapes == [(120, 120), (100, 120), (50, 50)]
     assert sizes == [(160, 120), (320, 240), (640, 480)]
 
 
@@ -276,7 +287,15 @@ def test_files_show_the_parts_in_any_batch_and_process(tmp_path: Path):
     still, _ = here.single(torch.arange(12), epoch=4, resolution=40)
     middle = still.mean((2, 3))[:, :2] * 255 / 250  # in the middle, mirrored or not
     torch.testing.assert_close(middle, torch.full((12, 2), 0.5), atol=0.02, rtol=0)
-    pickle.dumps(partial(ResizedCrops(1).one, 0, 3, 1.0))  # as keys go to loaders
+
+
+def test_pixels_beyond_a_part_do_not_count_in_it(tmp_path: Path):
+    """As out of a store, and as torchvision crops; Pillow's own box averages them in."""
+    image = torch.full((240, 320, 3), 255, dtype=torch.uint8)
+    image[60:180, 80:240] = 0
+    (tmp_path / "one.png").write_bytes(file_of(image, "PNG"))
+    files = ImageFiles(tmp_path, ["one.png"], torch.tensor([0]), side=48, **PLAIN)
+    assert not files.square(0, 48, lambda *_: (60, 80, 120, 160)).any()
 
 
 def test_no_smaller_copies_are_made_for_low_resolutions(monkeypatch):

@@ -47,7 +47,7 @@ ORDER = (
     *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
     *("uneven", "shares", "shared_cores", "adapters", "simulate", "hosts", "engines"),
     *("hybrid", "hybrid_virtual", "dual_batch", "dual_accuracy", "dual_uneven", "update_factors"),
-    *("cyclic", "data_path", "large_batch", "gradient_scaling_long"),
+    *("cyclic", "data_path", "feeding", "large_batch", "gradient_scaling_long"),
     *("warmup", "warmup_long", "scaling_long"),
     *("gradient_overhead", "step_overhead", "first_contact", "service"),
 )

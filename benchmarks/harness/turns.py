@@ -315,6 +315,7 @@ def images_per_second(
     lead_in: int,
     steps: int,
     warm_up: int = 0,
+    rest: float = 0.0,
 ) -> dict[str, list[float]]:
     """Images per second of each arm in each round, all arms alive together.
 
@@ -324,13 +325,17 @@ def images_per_second(
         lead_in: Untimed steps at the beginning of a turn.
         steps: Timed steps of a turn.
         warm_up: Steps of each arm before the first turn.
+        rest: Seconds before each turn, in which the loader processes of the arm before end what
+            they were asked for.
     """
+
+    def turn(arm: Arm) -> float:
+        time.sleep(rest)
+        return arm.turn(lead_in=lead_in, steps=steps)
+
     with started(starters) as arms:
         for name, arm in arms.items():
             if warm_up:
                 say(f"warming up {name}")
                 arm.turn(lead_in=0, steps=warm_up)
-        turns = {
-            name: partial(arm.turn, lead_in=lead_in, steps=steps) for name, arm in arms.items()
-        }
-        return take_turns(turns, rounds)
+        return take_turns({name: partial(turn, arm) for name, arm in arms.items()}, rounds)

@@ -143,15 +143,16 @@ def decode_part(
     resolution: int,
     part: Callable[[int, int], Sequence[int]],
 ) -> npt.NDArray[np.uint8]:
-    """A part of an encoded image, resized to a square: uint8 (resolution, resolution, 3).
+    """A part of an encoded image, decoded no larger than needed: uint8 (height, width, 3).
 
     JPEG is decoded at the smallest scale at which each side of the part has at least ``resolution``
-    pixels.
+    pixels; the part then begins and ends at the nearest whole pixels.
 
     Args:
         data: The file's content.
         top_resolution: Highest training resolution, in pixels, for the limit of `decode`.
-        resolution: Side of the result, in pixels.
+        resolution: Wanted side, in pixels; the part has at least as many, unless it has fewer in
+            the file.
         part: Gives first row, first column, height and width of the part, for the height and width
             of the upright image.
 
@@ -170,10 +171,9 @@ def decode_part(
             image.draft(None, (ceil(image.width * reduction), ceil(image.height * reduction)))
             turned = upright(image)
         down, across = turned.height / height, turned.width / width
-        right, bottom = (left + columns) * across, (top + rows) * down
-        box = left * across, top * down, min(right, turned.width), min(bottom, turned.height)
-        size, bilinear = (resolution, resolution), Image.Resampling.BILINEAR
-        return np.array(turned.resize(size, bilinear, box=box))
+        edges = left * across, top * down, (left + columns) * across, (top + rows) * down
+        first_column, first_row, last_column, last_row = map(round, edges)
+        return np.array(turned.crop((first_column, first_row, last_column, last_row)))
 
 
 def size_of(data: bytes) -> tuple[int, int]:

