@@ -154,6 +154,7 @@ def folder_of_images(place):
         (["weights=/nowhere.pt"], "weights=/nowhere.pt: cannot be read (No such file"),
         (["frozen=stage.*"], "frozen=stage.*: matches no parameter"),
         (["frozen=*"], "leaves no parameter to train"),
+        (["precision=bf16"], "or 'float16'; write precision=bfloat16"),
         (["epochs=0"], "epochs = '0'"),
         (["epochs=-5"], "epochs = '-5'"),
         (
@@ -183,6 +184,13 @@ def test_a_bad_job_is_refused(refused, verb, words, said):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused(refused):
     assert "device=cuda" in refused("run", "device=cuda")
+
+
+def test_a_folder_named_like_a_source_is_taken_for_a_folder(refused, place):
+    """`data=photos` was answered with `did you mean https://PLACE?`."""
+    (place / "photos").mkdir()
+    said = refused("run", "data=photos")
+    assert said.startswith("data=photos is a folder: did you mean data=imagefolder:photos?")
 
 
 def test_a_bad_job_file_is_refused_by_name(refused, place):

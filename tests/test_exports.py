@@ -578,7 +578,7 @@ def test_what_a_trainer_cannot_follow_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepspeed", "timm"])
 def test_what_its_words_cannot_say_is_refused(name: str) -> None:
-    with pytest.raises(PlanError, match="muon"):
+    with pytest.raises(PlanError, match="muon: plan again with optimizer=sgd"):
         exported(make_plan(update="muon"), name)
     with pytest.raises(PlanError, match="decay=steps"):
         exported(with_rate(make_plan(), decay="steps"), name)

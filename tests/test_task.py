@@ -463,6 +463,12 @@ def test_frozen_parts_keep_weights_and_statistics_while_the_rest_trains():
     assert not torch.equal(network.classifier.weight, before["classifier.weight"])
 
 
+def test_a_checkpoint_with_weights_under_another_name_is_told_its_keys(tmp_path):
+    torch.save({"epoch": 3, "net": build().state_dict()}, tmp_path / "mine.pt")
+    with pytest.raises(FileError, match="; it has epoch, net: save the network's state_dict alone"):
+        starting_weights.load_weights(build(), tmp_path / "mine.pt")
+
+
 def test_patterns_that_match_nothing_or_everything_are_refused():
     said = (
         r"^frozen=stage\.\*: matches no parameter; did you mean stages\.\d\.\*; the network has "
@@ -471,6 +477,9 @@ def test_patterns_that_match_nothing_or_everything_are_refused():
     )
     with pytest.raises(JobError, match=said):
         starting_weights.freeze(build(), ["stage.*"])
+    for name in ("stages", "stages."):  # the nearest part was named, which is only one of three
+        with pytest.raises(JobError, match=r"no parameter; did you mean stages\.\*; the network"):
+            starting_weights.freeze(build(), [name])
     with pytest.raises(JobError, match="leaves no parameter to train"):
         starting_weights.freeze(build(), ["*"])
     with pytest.raises(JobError, match="leaves no parameter to train"):

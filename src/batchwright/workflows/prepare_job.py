@@ -222,18 +222,20 @@ def _refuse_without_accuracy(network: nn.Module, side: int, data: DataFacts) -> 
 
 
 def warn_of_shortfall(plan: Plan) -> None:
-    """Print a warning if a plan is expected to stay below a `goal.accuracy` it does not aim for.
+    """Print a warning if a plan is expected to stay below its `goal.accuracy`.
 
-    If the plan aims for it, its reasons say with which probability it is reached.
+    Where trials make that nearly certain of a target, no plan is made; elsewhere one may promise
+    far less than its target.
     """
     goal, reached = plan.job.goal, plan.chosen and plan.chosen.accuracy
-    if goal.accuracy is None or goal.target is not None or not reached:
+    if goal.accuracy is None or not reached or reached.value >= goal.accuracy:
         return
-    if reached.value < goal.accuracy:
-        to_stderr(
-            f"warning: the plan is expected to reach {shares_between(reached)}, which is below "
-            f"goal.accuracy={goal.accuracy:g}"
-        )
+    aimed = goal.target is not None
+    more = "; more epochs or time may reach it: --explain says how likely it is" if aimed else ""
+    to_stderr(
+        f"warning: the plan is expected to reach {shares_between(reached)}, which is below "
+        f"goal.accuracy={goal.accuracy:g}{more}"
+    )
 
 
 def warn_of_doubts(job: Job, data: DataFacts) -> None:

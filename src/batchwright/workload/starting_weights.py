@@ -101,8 +101,11 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
         if pattern != ALL_BUT_HEAD and not any(matches(name, pattern) for name in names):
             parts = _parts(names)
             shown = ", ".join(parts[:_PARTS_SHOWN]) + (", ..." if parts[_PARTS_SHOWN:] else "")
+            whole = f"{pattern.rstrip('.')}.*"  # a name like `body` is meant for all that is in it
+            inside = any(fnmatchcase(name, whole) for name in names)
+            hint = f"; did you mean {whole}" if inside else nearest(pattern, parts)
             raise JobError(
-                f"frozen={pattern}: matches no parameter{nearest(pattern, parts)}; the network has "
+                f"frozen={pattern}: matches no parameter{hint}; the network has "
                 f"{shown}; {ALL_BUT_HEAD} freezes all but {', '.join(sorted(heads))}"
             )
     for name, parameter in network.named_parameters():
@@ -255,9 +258,17 @@ def _weights_in(path: str | Path) -> dict[str, Tensor]:
     if not (plain and content):
         raise FileError(
             f"weights={path}: holds neither a state_dict nor a checkpoint with one under "
-            f"{', '.join(_WEIGHTS_UNDER[:-1])} or {_WEIGHTS_UNDER[-1]}"
+            f"{', '.join(_WEIGHTS_UNDER[:-1])} or {_WEIGHTS_UNDER[-1]}{_what_it_has(content)}"
         )
     return dict(content)
+
+
+def _what_it_has(content: Any) -> str:
+    """For an error message: the first keys of a file without weights where we look for them."""
+    if not (isinstance(content, Mapping) and content):
+        return ""
+    keys = _some([str(key) for key in content])
+    return f"; it has {keys}: save the network's state_dict alone, or under state_dict"
 
 
 def _unwrapped(name: str, own: Mapping[str, Any]) -> str:

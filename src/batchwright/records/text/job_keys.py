@@ -213,7 +213,11 @@ def job_problem(error: ValidationError, known: Sequence[str]) -> str:
 def value_problem(error: ValidationError, place: str = "") -> str:
     """The error message for a key's value; for a number it also shows how one is written."""
     message, problem = first_problem(error, "job key ", place), error.errors()[0]
-    example, kind = _FORMS.get(key_of(problem)), problem["type"]
+    key, kind = key_of(problem), problem["type"]
+    meant = OTHER_WORDS.get(str(problem["input"]).lower(), "")
+    if meant.startswith(f"{key}="):  # such as precision=bf16
+        return f"{message}; write {meant}"
+    example = _FORMS.get(key)
     number = kind.endswith("_parsing") or kind.startswith(("less_than", "greater_than"))
     return f"{message}; write, for instance, {example}" if example and number else message
 

@@ -481,7 +481,10 @@ def timm(plan: Plan, target: Target) -> str:
         "adamw": {"opt": "adamw", "opt_betas": [*job.betas], "opt_eps": job.eps},
     }
     if plan.update not in kinds:
-        raise PlanError(f"timm gets optimizer=sgd or adamw from us, not {plan.update}")
+        raise PlanError(
+            f"timm gets optimizer=sgd or adamw from us, not {plan.update}: plan again with "
+            "optimizer=sgd"
+        )
     if rule.decay != "cosine":
         raise PlanError(f"timm has no decay={rule.decay} like ours: plan again with decay=cosine")
     # timm counts the warm-up in whole epochs, and refuses a cosine over no epochs.

@@ -108,13 +108,13 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
             "there, with bw.Sampler, bw.Session or one of docs/trainers.md"
         )
     if unknown:
-        near = get_close_matches(kind, DATA, n=1, cutoff=0.5)
-        if near:
-            raise DataError(f"data={job.data} is unknown; did you mean {DATA[near[0]].form}?")
-        if Path(job.data).is_dir():
+        if Path(job.data).is_dir():  # first: a folder's name may be like that of a source
             raise DataError(
                 f"data={job.data} is a folder: did you mean data=imagefolder:{job.data}?"
             )
+        near = get_close_matches(kind, DATA, n=1, cutoff=0.5)
+        if near:
+            raise DataError(f"data={job.data} is unknown; did you mean {DATA[near[0]].form}?")
         forms = ", ".join(one.form for one in (*DATA.values(), FUNCTION))
         raise DataError(f"data={job.data} is unknown; choose one of {forms}")
     if source.takes_path and not place:
