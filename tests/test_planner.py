@@ -27,6 +27,7 @@ from batchwright.records import (
     StepTime,
 )
 from batchwright.records.documents import write_record
+from batchwright.records.text.formatting import duration
 from batchwright.workflows.verbs import plan as plan_verb
 from samples import make_cluster, make_data, make_profile, make_summary, reason
 
@@ -280,6 +281,13 @@ def test_the_plan_explains_itself():
     text = make_plan(profile_of()).explain()
     for word in ("global batch", "learning rate", "warm-up", "memory", "precision", "workers"):
         assert word in text
+
+
+def test_the_line_of_a_plan_tells_the_time_of_the_whole_training(capsys):
+    plan = make_plan(profile_of())
+    print_plan(plan, explain=False)
+    whole = duration(plan.chosen.train_seconds.value)
+    assert f" s per epoch, {whole} in all" in capsys.readouterr().err
 
 
 def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):

@@ -187,6 +187,7 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
         return
     from batchwright.records.text.formatting import (
         counted,
+        duration,
         local_batches,
         shares_between,
         significant,
@@ -198,6 +199,8 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
     expected = f", {significant(seconds.value, 2)} s per epoch" if seconds else ""
     if plan.job.goal.target is not None:
         expected += f", {counted(plan.epochs, 'epoch')}"
+    if plan.chosen is not None and plan.chosen.train_seconds is not None:
+        expected += f", {duration(plan.chosen.train_seconds.value)} in all"
     if plan.chosen is not None and plan.chosen.accuracy is not None:
         expected += f", accuracy {shares_between(plan.chosen.accuracy)}"
         expected += " (no trials)" * expects_accuracy(plan)
