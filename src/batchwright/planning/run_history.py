@@ -126,7 +126,7 @@ class Experience:
         if self.left_out:
             notes.append(
                 f"of the runs given, {self.left_out} of another method or resolution, with other "
-                "weights to start from or layers frozen, or left before their end, count for "
+                "weights to start from or other layers frozen, or left before their end, count for "
                 "nothing"
             )
         if self.runs and not same:
