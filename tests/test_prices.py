@@ -378,6 +378,8 @@ def test_what_never_ends_is_refused_and_losses_have_bounds():
     assert averaging.cost - some.cost == pytest.approx(make_network().trained_bytes / 200e6)
     adamw = losses_of(Job(optimizer="adamw"), make_network(), 2.0)
     assert adamw.cost - some.cost == pytest.approx(make_network().trained_bytes / 200e6)
+    served = losses_of(Job(method="dual-batch", optimizer="adamw"), make_network(), 2.0)
+    assert served.cost == pytest.approx(4 * make_network().parameters / 200e6)
     many = losses_of(Job(), make_network(), 50.0).spread(360_000.0)
     assert many[0] < many[1]
 

@@ -302,8 +302,25 @@ def frozen(run: RunSummary) -> RunSummary:
     return of_job(run, frozen=("all-but-head",))
 
 
+def pretrained(run: RunSummary) -> RunSummary:
+    return of_job(run, network_args={"pretrained": True})
+
+
+def with_parameters(run: RunSummary, number: int) -> RunSummary:
+    network = run.plan.network.model_copy(update={"parameters": number})
+    return run.model_copy(update={"plan": run.plan.model_copy(update={"network": network})})
+
+
+def smaller_images_of_a_transformer(run: RunSummary) -> RunSummary:
+    return with_parameters(smaller_images(run), 70_000)  # fewer positions
+
+
 @pytest.mark.parametrize(
-    "other", [served, smaller_images, broken_off, cyclic, with_weights, frozen]
+    "other",
+    [
+        *(served, smaller_images, smaller_images_of_a_transformer, broken_off, cyclic),
+        *(with_weights, pretrained, frozen),
+    ],
 )
 def test_runs_of_another_method_resolution_or_start_or_left_early_are_no_evidence(other):
     job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
@@ -320,13 +337,14 @@ def test_a_run_of_the_network_with_other_arguments_or_another_size_is_refused():
     job = make_job(optimizer="sgd", global_batch=512)
     run = run_of("sgd", 512, 0.9)
     other = of_job(run, network_args={"width": 2, "act": "relu"})
-    said = "has network=resnet8 network_args.act=relu network_args.width=2 (75,290 weights), the "
-    with pytest.raises(PlanError, match=re.escape(f"{said}profile network=resnet8 (75,290 ")):
+    said = "has network=resnet8 network_args.act=relu network_args.width=2, the "
+    with pytest.raises(PlanError, match=re.escape(f"{said}profile network=resnet8: give")):
         make_plan(profile_of(), job, runs=[other])
-    network = run.plan.network.model_copy(update={"parameters": 300_000})
-    other = run.model_copy(update={"plan": run.plan.model_copy(update={"network": network})})
+    other = with_parameters(run, 300_000)
     with pytest.raises(PlanError, match=r"resnet8 \(300,000 weights\), the profile .*same task"):
         make_plan(profile_of(), job, runs=[other])
+    from_scratch = of_job(run, network_args={"pretrained": False})
+    assert experience_of(profile_of(), job, [from_scratch]).runs == (from_scratch,)
 
 
 def test_a_run_with_an_accuracy_above_one_is_refused_with_its_folder_and_value():

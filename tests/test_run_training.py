@@ -16,7 +16,7 @@ from batchwright.records.documents import job_yaml, write_record, write_text
 from batchwright.records.run_folder import LAUNCH_FILE, load, new_folder, new_run_folder
 from batchwright.workflows import run_training
 from batchwright.workflows.stopwatch import Stopwatch
-from samples import EPOCHS, make_job, make_plan, make_profile, make_summary
+from samples import EPOCHS, make_job, make_plan, make_profile, make_server, make_summary
 
 
 class Started(Exception):  # noqa: N818 - no error
@@ -149,7 +149,7 @@ def test_a_disk_without_room_for_the_checkpoints_that_stay_is_told(tmp_path, mon
     usage = SimpleNamespace(free=0)
     monkeypatch.setattr(run_training, "disk_usage", lambda folder: usage)
     plan = make_plan(job=make_job(checkpoint_epochs=10))
-    each = assumed_bytes(plan.network, "sgd", averages=False)
+    each = assumed_bytes(plan.network, "sgd", averages=False, served=False)
     usage.free = 3 * each
     run_training.warn_of_kept(tmp_path, plan)
     run_training.warn_of_kept(tmp_path, make_plan())
@@ -160,5 +160,8 @@ def test_a_disk_without_room_for_the_checkpoints_that_stay_is_told(tmp_path, mon
     usage.free = 3 * each
     run_training.warn_of_kept(tmp_path, plan.model_copy(update={"update": "adamw"}))
     assert "keeps 3 checkpoints" in capsys.readouterr().err  # a second number for each weight
+    usage.free = 12 * plan.network.parameters  # a parameter server has no optimizer's state
+    run_training.warn_of_kept(tmp_path, plan.model_copy(update={"server": make_server()}))
+    assert capsys.readouterr().err == ""
     assert line.startswith("warning: checkpoint_epochs=10 keeps 3 checkpoints of some ")
     assert line.endswith("left: free some, or give a larger checkpoint_epochs\n")

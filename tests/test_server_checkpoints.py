@@ -112,6 +112,8 @@ def test_rounds_wait_for_a_disk_that_cannot_follow_before_kept_models_fill_the_m
     served.train(0)
     assert served.told[0].ticket is not None  # one is being written, and one waits
     served.keeper.save_kept()
+    served.train(0)
+    assert served.told[0].evaluate == 2  # two wait, and it evaluates the model of the second
     assert served.push(0) is None
     served.keeper.save_kept()
     assert served.answer(0) is None
@@ -120,10 +122,31 @@ def test_rounds_wait_for_a_disk_that_cannot_follow_before_kept_models_fill_the_m
     disk.wait_for_write()
     disk.let_through(100)
     served.keeper.finish()
-    assert disk.names == ["epoch-1", "epoch-2", "epoch-3", "best", "last"]
-    for number in (1, 2, 3):  # of its epoch, however late it is written
+    assert disk.names == ["epoch-1", "epoch-2", "epoch-3", "epoch-4", "best", "last"]
+    for number in (1, 2, 3, 4):  # of its epoch, however late it is written
         kept = load_checkpoint(tmp_path / "checkpoints" / f"epoch-{number}.pt")
         assert kept["state"]["epoch"] == number
+
+
+def test_an_epoch_is_evaluated_before_rounds_wait_for_the_disk(tmp_path, disk):
+    """Else its accuracy would be that of a model which others have changed meanwhile."""
+    plan = make_server_plan((6, 6), epochs=6)
+    keys = {"checkpoint_epochs": 1}
+    served = begun(plan.model_copy(update={"job": plan.job.model_copy(update=keys)}), tmp_path)
+    served.train(0, 1)
+    served.keeper.save_kept()
+    disk.wait_for_write()
+    served.train(0, 1, 0)
+    assert served.push(1).evaluate == 2
+    assert served.push(0) is None  # its round had begun before
+    served.settle(1)
+    assert served.push(1) is None
+    disk.let_through()
+    wait_until(lambda: served.keeper.save_kept() or served.answer(1) is not None)
+    assert served.told[1].evaluate == 3
+    assert served.answer(0) is None
+    disk.let_through(100)
+    served.keeper.finish()
 
 
 def test_a_checkpoint_is_not_asked_for_while_one_is_being_written(tmp_path, disk):

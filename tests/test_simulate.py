@@ -31,7 +31,15 @@ from batchwright.records import Estimate, LinkTime, Plan, Scenario, Simulation, 
 from batchwright.records.documents import read_record
 from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
 from batchwright.workflows.simulating import scenario_of
-from samples import make_data, make_job, make_kind_profile, make_network, make_plan, make_profile
+from samples import (
+    make_data,
+    make_dual_plan,
+    make_job,
+    make_kind_profile,
+    make_network,
+    make_plan,
+    make_profile,
+)
 from servers import make_server_plan
 from test_planned_methods import planned
 
@@ -534,16 +542,17 @@ def test_stragglers_for_a_moment_slow_a_servers_rounds_by_the_mean(seconds):
     assert found.step_seconds.value == pytest.approx(often.step_seconds.value, rel=0.02)
 
 
-def test_checkpoints_with_an_average_are_assumed_to_cost_more():
-    def notes(**more):
+def test_checkpoints_are_assumed_to_cost_what_is_in_them():
+    def notes(make=make_plan, **more):
         network = make_plan().network.model_copy(update={"trained_bytes": 200_000_000})
-        plan = make_plan(network=network, **more)
+        plan = make(network=network, **more)
         return bw.simulate(plan, samples=10**6, epochs=9, mtbf_hours=2).model_dump_json()
 
     weights = 4 * make_plan().network.parameters / 200e6
     assert f"holds up training for {weights + 1:.2g} s" in notes()
     assert f"holds up training for {weights + 2:.2g} s" in notes(average_epochs=0.5)
     assert f"holds up training for {weights + 2:.2g} s" in notes(update="adamw")
+    assert f"holds up training for {weights:.2g} s" in notes(make_dual_plan, update="adamw")
 
 
 def test_a_search_finds_the_best_interval_on_the_same_numbers():

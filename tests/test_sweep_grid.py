@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,11 +38,28 @@ def test_lists_in_brackets_are_values_and_without_them_the_error_says_how():
     assert values(betas="[0.9,0.95],[0.9,0.99]") == pairs
     assert values(betas="[[0.9, 0.95], [0.9, 0.99]]") == pairs
     assert values(resolutions="[32], [24, 32]") == {"resolutions": ([32], [24, 32])}
-    for text in ("0.9,0.95", "[0.9, 0.95]"):
-        with pytest.raises(JobError, match=r"betas = .*brackets: write --grid 'betas=\[V1,V2\],\["):
-            values(betas=text)
+    with pytest.raises(JobError, match=r"betas = .*brackets: write --grid 'betas=\[V1,V2\],\["):
+        values(betas="0.9,0.95")
     with pytest.raises(JobError, match=r"such as betas=0.9,0.95$"):  # its lists are in brackets
         values(betas="[0.9, 0.95], [0.9]")
+
+
+def test_a_word_may_stand_before_a_list():
+    assert values(resolutions="auto, [24,32]") == {"resolutions": ("auto", [24, 32])}
+    assert values(resolutions=" [24,32],[32]") == {"resolutions": ([24, 32], [32])}
+    six = [0.5, 0.5, 0.5, 0.2, 0.2, 0.2]
+    assert values(normalize=f"data,{six}") == {"normalize": ("data", six)}
+    assert values(frozen="stem.*,[ab].*") == {"frozen": (["stem.*"], ["[ab].*"])}  # patterns
+    assert values(weights="a.pt,[b].pt") == {"weights": ("a.pt", "[b].pt")}
+
+
+@pytest.mark.parametrize("key", ["resolutions", "betas", "frozen"])
+def test_brackets_that_may_hold_one_list_or_several_values_are_refused(key):
+    said = f"{key} = [0.5, 0.9] may be one list or 2 values: write '[[0.5, 0.9]]' for the list, or "
+    with pytest.raises(JobError, match=re.escape(f"{said}0.5, 0.9 for the values")):
+        values(**{key: "[0.5, 0.9]"})
+    assert values(resolutions="[[24, 32]]") == {"resolutions": ([24, 32],)}
+    assert values(resolutions="[24]") == {"resolutions": ([24],)}
 
 
 def test_values_may_be_numpys():

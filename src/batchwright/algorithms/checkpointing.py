@@ -29,21 +29,22 @@ _BYTES = 4  # of a weight
 _DISK = 200e6  # bytes per second, assumed
 
 
-def assumed_bytes(network: NetworkFacts, optimizer: str, *, averages: bool) -> int:
+def assumed_bytes(network: NetworkFacts, optimizer: str, *, averages: bool, served: bool) -> int:
     """Assumed size of a checkpoint: weights, the optimizer's state and an average if any.
 
     Args:
         network: The network.
         optimizer: Name of the optimizer; `auto` counts as SGD.
         averages: Whether the training keeps an average of the weights.
+        served: Whether a parameter server writes it, which has no optimizer's state.
     """
-    kept = OPTIMIZERS[optimizer].kept + averages
+    kept = (0 if served else OPTIMIZERS[optimizer].kept) + averages
     return _BYTES * network.parameters + kept * network.trained_bytes
 
 
-def assumed_cost(network: NetworkFacts, optimizer: str, *, averages: bool) -> float:
+def assumed_cost(network: NetworkFacts, optimizer: str, *, averages: bool, served: bool) -> float:
     """Assumed seconds of a checkpoint: its `assumed_bytes`, at 200 MB/s."""
-    return assumed_bytes(network, optimizer, averages=averages) / _DISK
+    return assumed_bytes(network, optimizer, averages=averages, served=served) / _DISK
 
 
 def young_interval(cost: float, mean_seconds: float) -> float:

@@ -126,7 +126,7 @@ class Experience:
         if self.left_out:
             notes.append(
                 f"of the runs given, {self.left_out} of another method or resolution, with other "
-                "weights to start from or layers frozen, or left before their end, count for "
+                "weights to start from or other layers frozen, or left before their end, count for "
                 "nothing"
             )
         if self.runs and not same:
@@ -166,11 +166,27 @@ def _data_words(data: DataFacts) -> str:
 
 
 def _network(of: Profile | Plan) -> str:
-    """The network with its arguments and size, in words that differ where they do."""
-    arguments = {f"network_args.{key}": value for key, value in sorted(of.job.network_args.items())}
+    """The network with the arguments that it is built with, in words that differ where they do.
+
+    ``pretrained`` is none of them: it says what the weights start from, as `_start` does.
+    """
+    arguments = {
+        f"network_args.{key}": value
+        for key, value in sorted(of.job.network_args.items())
+        if key != "pretrained"
+    }
     words = setting_words(list(arguments), list(arguments.values()))
-    named = f"network={of.network.name} {words}".rstrip()
-    return f"{named} ({of.network.parameters:,} weights)"
+    return f"network={of.network.name} {words}".rstrip()
+
+
+def _size(of: Profile | Plan) -> str:
+    """The network with its number of weights, in words."""
+    return f"{_network(of)} ({of.network.parameters:,} weights)"
+
+
+def _start(job: Job) -> tuple[object, ...]:
+    """What a training starts from, and which layers stay as they were."""
+    return job.weights, bool(job.network_args.get("pretrained")), job.frozen
 
 
 def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Experience:
@@ -184,11 +200,16 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
         PlanError: A run is of other data or of another network, or has an accuracy above 1; or no
             run has such an optimizer.
     """
+    resolutions = {*(sides(job) if job.method_spec.cycles else sides(job)[-1:])}
     for run in runs:
         ours, theirs = profile.data, run.plan.data
+        at_these = {one.resolution for one in run.plan.stages} == resolutions
+        same_size = profile.network.parameters == run.plan.network.parameters
         for same, one, other in (
             (ours.digest == theirs.digest, _data_words(ours), _data_words(theirs)),
             (_network(profile) == _network(run.plan), _network(profile), _network(run.plan)),
+            # A transformer's number of weights may follow from the image side.
+            (same_size or not at_these, _size(profile), _size(run.plan)),
         ):
             if not same:
                 raise PlanError(
@@ -209,7 +230,6 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
             f"the run {runs[0].run_folder} has optimizer={runs[0].plan.update}, the job "
             f"optimizer={job.optimizer}: give runs of the same task"
         )
-    resolutions = {*(sides(job) if job.method_spec.cycles else sides(job)[-1:])}
     same_steps = job.method_spec.same_steps
     target = job.goal.accuracy
     alike = tuple(
@@ -217,7 +237,7 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
         for run in kept
         if (run.plan.method_spec.same_steps if same_steps else run.plan.method == job.method)
         and {one.resolution for one in run.plan.stages} == resolutions
-        and all(getattr(run.plan.job, key) == getattr(job, key) for key in ("weights", "frozen"))
+        and _start(run.plan.job) == _start(job)
         and (_ended(run) or (target is not None and epochs_to(run, target) is not None))
     )
     return Experience(job, alike, len(kept) - len(alike))

@@ -227,7 +227,12 @@ def _train_once(
 def warn_of_kept(folder: Path, plan: Plan) -> None:
     """Print a line if the disk lacks room for the checkpoints of `checkpoint_epochs`."""
     count = sum(map(plan.keeps_after, range(plan.epochs)))
-    each = assumed_bytes(plan.network, plan.update, averages=plan.average_epochs is not None)
+    each = assumed_bytes(
+        plan.network,
+        plan.update,
+        averages=plan.average_epochs is not None,
+        served=plan.server is not None,
+    )
     free = disk_usage(folder).free
     if count * each > free:
         to_stderr(

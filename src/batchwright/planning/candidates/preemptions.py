@@ -127,12 +127,12 @@ class Losses:
 
 def losses_of(job: Job, network: NetworkFacts, preemptions: float) -> Losses:
     """The losses of a cluster; ``preemptions``: workers that are taken away in an hour, mean."""
-    goal = job.goal
+    goal, served = job.goal, job.method_spec.served
     asked = None if job.checkpoint_seconds == "auto" else job.checkpoint_seconds
     return Losses(
         mean=_HOUR / preemptions if preemptions else inf,
         cost=(
-            assumed_cost(network, job.optimizer, averages=job.averages)
+            assumed_cost(network, job.optimizer, averages=job.averages, served=served)
             if goal.checkpoint_cost is None
             else goal.checkpoint_cost
         ),

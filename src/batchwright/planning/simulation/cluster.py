@@ -429,8 +429,12 @@ class ImaginedCluster:
         if self.scenario.checkpoint_cost is not None:
             return self.scenario.checkpoint_cost
         plan = self.plan
-        averages = plan.average_epochs is not None
-        seconds = assumed_cost(plan.network, plan.update, averages=averages)
+        seconds = assumed_cost(
+            plan.network,
+            plan.update,
+            averages=plan.average_epochs is not None,
+            served=plan.server is not None,
+        )
         self.notes[f"a checkpoint holds up training for {seconds:.2g} s (checkpoint_cost=)"] = None
         return seconds
 

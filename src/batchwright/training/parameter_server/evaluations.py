@@ -36,6 +36,10 @@ class Evaluations:
         """Have an epoch evaluated by ``rank``, the worker that ended it."""
         self._unscored[epoch] = rank
 
+    def wanted_of(self, rank: int) -> bool:
+        """Whether an epoch is to be evaluated by ``rank``, or by the next worker that comes."""
+        return any(worker in (rank, None) for worker in self._unscored.values())
+
     def ask(self, rank: int, weights: Weights) -> int | None:
         """Assign epochs to a worker that gets a model; returns the last of them, if any."""
         epochs = tuple(epoch for epoch, who in self._unscored.items() if who in (rank, None))

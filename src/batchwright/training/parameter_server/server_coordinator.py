@@ -48,7 +48,9 @@ class ServerCoordinator:
 
     The first rounds go out when all workers have asked for one, in rank order among those that
     wait. So with ``bsp`` a run is the same whoever comes first. No round goes out while more than
-    one model that is to stay waits to be taken for the disk: they would fill the memory.
+    one model that is to stay waits to be taken for the disk: they would fill the memory. Only while
+    there are two, a worker that is to evaluate goes on: with its round it gets the model of the
+    epoch that has just ended, which would change while others end their rounds.
 
     A worker speaks through the connection that it joined with. Once another has taken its place, or
     the worker is lost or given up, every method that takes the connection raises `ConnectionError`:
@@ -401,11 +403,11 @@ class ServerCoordinator:
             if self.begun:
                 self._recorder.training_begins()
         if server is not None and not self._stop and self.begun:
-            again = not self.finished and len(self._kept) <= 1
+            again = not self.finished
             while again:  # a worker without a round left may set others free
                 before, again = server.rounds.members, False
                 for rank in sorted(self._asked):
-                    if not server.ready(rank):
+                    if self._waits_for_disk(rank) or not server.ready(rank):
                         continue
                     ticket = server.take(rank)
                     if ticket is None:
@@ -420,6 +422,11 @@ class ServerCoordinator:
                 for rank in list(self._asked):
                     self._reply(server, rank, None)
         self.lock.notify_all()
+
+    def _waits_for_disk(self, rank: int) -> bool:
+        """Whether a worker gets no round, since too many models that are to stay wait in memory."""
+        kept = len(self._kept)
+        return kept > 2 or (kept == 2 and not self.evaluations.wanted_of(rank))
 
     def _reply(self, server: ParameterServer, rank: int, ticket: RoundAssignment | None) -> None:
         now = perf_counter()

@@ -93,7 +93,7 @@ def read_grid(job: Job, grid: Grid) -> tuple[SweptKey, ...]:
     Args:
         job: The job that the values will be set in.
         grid: Values by key: a sequence, or a text as on the command line: ``1,2,3``, or
-            ``[1,2],[3,4]`` where values are lists, or a YAML list of all.
+            ``[1,2],[3,4]`` where values are lists, or a YAML list of all, ``[[1,2]]`` for one list.
 
     Raises:
         ArgumentError: ``grid`` is no dictionary.
@@ -141,22 +141,36 @@ def _listed(key: str, given: str | Sequence[Any]) -> Sequence[Any]:
         if isinstance(given, Mapping) or not isinstance(given, Sequence):
             raise JobError(f"the grid's {key} = {given!r} is no list of values: write [{given!r}]")
         return given
-    if not given.startswith("["):
-        return [part.strip() for part in given.split(",")] if given else []
+    given = given.strip()
+    whole = given.startswith("[")  # a list of all values, if it ends with that bracket's
+    if not whole and not (key in LISTS and re.search(r",\s*\[", given)):
+        return _split(given)
     values: Any = None
     problem = ""
-    for text in (given, f"[{given}]"):  # a list of all values, or lists separated by commas
+    for text in (given, f"[{given}]") if whole else (f"[{given}]",):
         try:
             values = parse_yaml(text)
             break
         except yaml.YAMLError as error:
             problem = problem or f" ({yaml_problem(error)})"
+    if not whole and values is None:  # such as a pattern of `frozen`
+        return _split(given)
     if not isinstance(values, list):
         raise JobError(
             f"the grid's {key} = {given} is no YAML list{problem}: write '[32],[24,32]', or values "
             "without brackets, such as 1,2,3"
         )
+    if key in LISTS and len(values) > 1 and not any(isinstance(one, list) for one in values):
+        raise JobError(
+            f"the grid's {key} = {given} may be one list or {len(values)} values: write "
+            f"'[{given}]' for the list, or {given.strip('[ ]')} for the values"
+        )
     return values
+
+
+def _split(given: str) -> Sequence[str]:
+    """Values without brackets."""
+    return [part.strip() for part in given.split(",")] if given else []
 
 
 def _held(job: Job, key: str, value: Any) -> JsonValue:
