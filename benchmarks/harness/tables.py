@@ -83,6 +83,12 @@ HEADLINES = (
         "speed over a plain PyTorch loop on data in memory, one CPU worker",
     ),
     ("main_job", "over_lightning", "the same over Lightning with its best number of loaders"),
+    (
+        "feeding",
+        "feeding_over_usual",
+        "JPEG photographs to batches at 224 px: images/s over a usual DataLoader with its best "
+        "number of processes",
+    ),
     ("predict", "step_seconds_median_error", "predictions: error of a step's seconds"),
     (
         "predict",
