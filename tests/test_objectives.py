@@ -150,6 +150,16 @@ def test_an_accuracy_that_is_hardly_known_is_called_so_wherever_a_plan_tells_it(
             assert (said in text) == hardly
 
 
+def test_a_plan_tells_what_half_and_twice_the_epochs_would_reach():
+    plan = planned()
+    half, twice = (planned(epochs=n) for n in (plan.epochs // 2, 2 * plan.epochs))
+    said = reason(plan, "accuracy").why
+    for other in (half, twice):
+        batch = plan.stages[0].global_batch_size
+        row = next(one for one in other.considered if one.global_batch_size == batch)
+        assert f"{percent(row.accuracy.value)} after {counted(other.epochs, 'epoch')}" in said
+
+
 @pytest.mark.parametrize("objective", ["time", "cost", "knee"])
 def test_other_objectives_say_what_accuracy_they_give_up(objective):
     plan = planned(objective=objective, price=1.0, accuracy_tolerance=0.001)

@@ -454,4 +454,16 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
             "and how far more epochs go is assumed."
         )
     value = shares_between(accuracy)
-    return Chosen(value, why, source)
+    return Chosen(value, f"{why}{_other_lengths(progress, batch, trained)}", source)
+
+
+def _other_lengths(progress: Progress, batch: int, trained: int) -> str:
+    """What half and twice the epochs are expected to reach, a sentence; empty if not known."""
+    if progress.curve is None:
+        return ""
+    found = [
+        f"{percent(one.value)} after {counted(epochs, 'epoch')}"
+        for epochs in dict.fromkeys((max(1, trained // 2), 2 * trained))
+        if epochs != trained and (one := progress.accuracy(batch, epochs)) is not None
+    ]
+    return f" By the same prediction it is {' and '.join(found)}." if found else ""
