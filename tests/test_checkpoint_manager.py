@@ -194,6 +194,34 @@ def test_a_best_that_a_killed_run_has_not_written_is_not_taken_for_written(run, 
     assert again.state.note_score({"top1": 0.8}, 1)
 
 
+def test_the_loss_of_a_best_that_a_killed_run_has_not_written_is_not_taken_for_written(run):
+    assert run.state.note_score({"top1": 3.0, "loss": 4.0}, 4)
+    run.save("best")
+    assert run.state.note_score({"top1": 3.0, "loss": 2.0}, 4)  # waited for the disk
+    run.save()
+    run.keeper.settle()
+    again = Run(run.folder)
+    assert again.keeper.restore(again.state)
+    assert (again.state.best_score, again.state.best_loss) == (0.75, 1.0)
+    assert not again.state.note_score({"top1": 3.0, "loss": 4.0}, 4)
+    assert again.state.note_score({"top1": 3.0, "loss": 3.0}, 4)
+    assert not again.state.note_score({"top1": 2.0, "loss": 1.0}, 4)
+
+
+def test_a_run_of_a_version_that_kept_no_loss_of_the_best_goes_on(run):
+    run.state.note_score({"top1": 3.0, "loss": 4.0}, 4)
+    for name in ("best", "last"):
+        run.save(name)
+    run.keeper.settle()
+    for name in ("best", "last"):
+        content = load_checkpoint(run.path(name))
+        del content["state"]["best_loss"]
+        save_checkpoint(run.path(name), content)
+    again = Run(run.folder)
+    assert again.keeper.restore(again.state)
+    assert (again.state.best_score, again.state.best_loss) == (0.75, math.inf)
+
+
 def test_the_last_two_are_kept(run):
     for name in ("last", "last", "best", "last"):
         run.train()

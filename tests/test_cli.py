@@ -1470,7 +1470,7 @@ def test_a_run_that_missed_its_prediction_says_what_a_new_fit_would_choose(
     assert code == 0, err
     refit = json.loads(out)["refit"]
     assert refit["error"] == pytest.approx(1 / 1.5 - 1)
-    assert "are 33.3 % below the measured ones" in err
+    assert "they took 50.0 % more time, beyond" in err
     assert "Fitted again with what was measured" in (place / "report.html").read_text()
 
 

@@ -20,7 +20,8 @@ from batchwright.records import Estimate, Job
 from batchwright.records.documents import write_record
 from batchwright.records.text.formatting import percent
 from batchwright.reporting.render import figures
-from batchwright.training.checkpoints.checkpoint import load_checkpoint
+from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from batchwright.workflows.delivery.deliver import trained as trained_network
 from batchwright.workflows.delivery.model_card import model_card
 from batchwright.workload.data.sources import open_data
 from samples import make_network, make_plan, make_summary
@@ -89,6 +90,22 @@ def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(FileError, match=r"model\.safetensors is damaged"):
         bw.load_model(tmp_path / "model")
+
+
+def test_the_best_of_an_earlier_version_is_the_first_of_equally_accurate_epochs(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run.run_folder, folder)
+    first, second = (
+        one.model_copy(update={"val_correct": 200, "val_loss": loss})
+        for one, loss in zip(run.epochs, (0.8, 0.7), strict=True)
+    )
+    write_record(run.model_copy(update={"epochs": (first, second)}), folder / "summary.json")
+    path = folder / "checkpoints" / "best.pt"
+    content = load_checkpoint(path)
+    assert trained_network(folder, "best").evaluated.epoch == 1
+    del content["state"]["best_loss"]
+    save_checkpoint(path, content)
+    assert trained_network(folder, "best").evaluated.epoch == 0
 
 
 def test_a_card_says_of_which_epoch_an_accuracy_is_and_rounds_its_numbers():

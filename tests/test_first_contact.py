@@ -349,7 +349,7 @@ def test_a_notebook_shows_the_choice_among_candidates_and_predicted_beside_measu
 
 def test_what_matters_is_in_the_line():
     assert "workers 2, global batch 96 (2 x 48), side 32 px" in repr(make_plan())
-    assert "held-out accuracy 98.1 % (best 98.6 %, epoch 22)" in repr(make_summary())
+    assert "held-out accuracy 98.1 % (best 98.6 %, epoch 28)" in repr(make_summary())
     assert "local batches 4 to 64" in repr(make_profile())
     assert repr(bw.Job()) == str(bw.Job()) == "Job()"
     assert repr(bw.Job(epochs=3, probe={"budget": 4})) == "Job(epochs=3, probe={'budget': 4.0})"

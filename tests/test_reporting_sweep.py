@@ -52,7 +52,24 @@ def test_a_setting_is_told_by_mean_and_standard_error_of_its_seeds():
     assert row == ["0", "256", "2 of 3, 1 failed", "61.00 ± 1.00 %", "61.00 ± 1.00 %", "11.0 s"]
     (setting, *_) = make_sweep(seeds=1).settings
     assert setting.accuracy.standard_error is None
-    assert best_setting(make_sweep()) == ("best: warmup_epochs=2 global_batch=256, 71.00 ± 0.58 %")
+
+
+def test_a_best_setting_that_the_seeds_cannot_tell_from_the_next_is_told_with_it():
+    one_key = make_sweep({"warmup_epochs": [0.0, 1.0, 2.0]})
+    assert best_setting(one_key) == "best: warmup_epochs=2, 71.00 ± 0.58 %"
+    assert best_setting(make_sweep()) == (
+        "best: warmup_epochs=2 global_batch=256, 71.00 ± 0.58 %; within the error of the next "
+        "(warmup_epochs=2 global_batch=1024, 71.00 ± 0.58 %)"
+    )
+    near = make_sweep(
+        {"clip_norm": [1.0], "warmup_epochs": [0.0, 1.0, 2.0]}, replaced={2: {"accuracy": 0.62}}
+    )
+    assert best_setting(near) == (
+        "best: clip_norm=1 warmup_epochs=2, 61.67 ± 0.33 %; within the error of the next "
+        "(clip_norm=1 warmup_epochs=0, 61.00 ± 0.58 %) and 1 more"
+    )
+    single = make_sweep(seeds=1)  # whose errors nobody knows
+    assert best_setting(single) == "best: warmup_epochs=2 global_batch=256, 70.00 %"
 
 
 def test_the_table_has_a_row_for_each_setting():
@@ -202,7 +219,8 @@ def epoch_end(epoch, top1=0.5):
 
 def watched(console, seconds):
     clock = iter(seconds)
-    return SweepProgress(total=4, done=1, console=console, clock=lambda: next(clock))
+    words = {name: f"{name}=0.9,0.95 seed=0" for name in "abc"}
+    return SweepProgress(total=4, done=1, words=words, console=console, clock=lambda: next(clock))
 
 
 def test_elsewhere_there_is_a_line_when_a_run_ends():
@@ -217,9 +235,9 @@ def test_elsewhere_there_is_a_line_when_a_run_ends():
         progress.ended(make_cell(["x"], 2, [0.4], name="c", **EMPTY | {"state": "stopped"}))
     assert console.file.getvalue().splitlines() == [
         "1 run of 4 done before",
-        "2 of 4, a: accuracy 50.0 %, 10.0 s of training, 20 s left",
-        "3 of 4, b: failed: every gradient is infinite, 6 s left",
-        "c: stopped",
+        "2 of 4, a=0.9,0.95 seed=0: accuracy 50.0 %, 10.0 s of training, 20 s left",
+        "3 of 4, b=0.9,0.95 seed=0: failed: every gradient is infinite, 6 s left",
+        "c=0.9,0.95 seed=0: stopped",
     ]
 
 
@@ -232,5 +250,5 @@ def test_a_terminal_shows_one_bar_and_where_each_run_is():
     progress.wrote("a", step(1, 5))
     text = shown(progress.picture(), width=120)
     assert "1 of 4 runs, 22 s left" in text
-    assert "a epoch 2/4, accuracy 50.0 %" in " ".join(text.split())
+    assert "a=0.9,0.95 seed=0 epoch 2/4, accuracy 50.0 %" in " ".join(text.split())
     assert "starting" in text

@@ -44,10 +44,11 @@ def disk(monkeypatch):
     disk.let_through(100)
 
 
-def score(served, rank, correct):
+def score(served, rank, correct, loss=None):
     """A worker ends a round, and an epoch with it, and has evaluated the model."""
     assert served.push(rank).evaluate is not None
-    settled = Settled(exchange=0.1, evaluation=1.0, scores={"top1": correct}, count=12)
+    scores = {"top1": correct} | ({} if loss is None else {"loss": loss})
+    settled = Settled(exchange=0.1, evaluation=1.0, scores=scores, count=12)
     served.coordinator.settle(rank, served.links[rank], settled)
 
 
@@ -95,6 +96,20 @@ def test_a_checkpoint_that_knows_a_best_score_is_written_after_that_model(tmp_pa
     disk.let_through()
     served.keeper.settle()
     assert best_score(tmp_path) == 0.5
+
+
+def test_of_equal_accuracies_the_lower_loss_is_the_best_after_a_resume_too(tmp_path):
+    plan = make_server_plan((12,), epochs=6)
+    served = begun(plan, tmp_path)
+    for loss in (12.0, 6.0, 9.0):
+        score(served, 0, 6.0, loss)
+        served.keeper.save_best()
+    served.keeper.save_last()
+    served.keeper.settle()
+    state = load_checkpoint(tmp_path / "checkpoints" / "best.pt")["state"]
+    assert (state["best_score"], state["best_loss"]) == (0.5, 0.5)
+    assert state["epoch"] == 2
+    assert served.again().coordinator.evaluations.best == (0.5, 0.5)
 
 
 def plan_with(**keys):

@@ -1362,6 +1362,38 @@ def test_best_is_the_first_epoch_with_the_highest_score(tmp_path):
     assert torch.equal(torch.cat([value.flatten() for value in best.values()]), after[1])
 
 
+@pytest.mark.parametrize("name", ["top1", "f1"])
+def test_of_equal_accuracies_the_lower_loss_is_the_best_but_a_score_of_one_s_own_is_not_judged(
+    tmp_path, name
+):
+    """In ``best.pt`` and in the records, after a resume, too; NaN is no lower loss."""
+    folder, plan = tmp_path / "run", make_tiny_plan(epochs=6)
+    losses, after = [0.8, 0.9, 0.7, 0.7, 0.75, float("nan")], []
+
+    def metric(epoch):
+        def scored(outputs, labels):
+            right = torch.ones_like(labels, dtype=torch.bool)
+            return {name: right, "loss": torch.full(labels.shape, losses[epoch])}
+
+        return scored
+
+    for first, last in ((0, 1), (2, 5)):
+        with make_session(run_folder=folder, plan=plan, resume=first > 0) as one:
+            for epoch in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                after.append(weights_of(one.model))
+                one.evaluate(Points(4), metric(epoch))
+                if epoch == last:
+                    break
+    expected = 2 if name == "top1" else 0
+    best = load_checkpoint(folder / "checkpoints" / "best.pt")["model"]
+    weights = torch.cat([value.flatten() for value in best.values()])
+    assert torch.equal(weights, after[expected])
+    if name == "top1":
+        assert summary_in(folder).best_epoch.epoch == expected
+
+
 def test_a_loop_that_stops_early_keeps_its_last_epoch(tmp_path):
     with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=5)) as one:
         for epoch in one.epochs():

@@ -486,7 +486,7 @@ def test_a_run_whose_checkpoints_are_gone_is_said_to_be_trained_anew(place, inst
     said = [line for line in capsys.readouterr().err.splitlines() if "anew" in line]
     why = "no checkpoint to go on from is left in"
     assert said == [
-        f"warning: {run.name}: {why} a/cells/{run.name}, so it is trained anew"
+        f"warning: {run.name.replace(',', ' ')}: {why} a/cells/{run.name}, so it is trained anew"
         for run in (runs[1], runs[3])
     ]
 
@@ -654,8 +654,8 @@ def test_the_command_says_what_failed_and_exits_with_one(place, instantly, comma
     assert json.loads(out)["format"] == "batchwright-sweep/1"
     assert "best: learning_rate=0.05, 41.81 ± 0.14 %" in err
     assert err.splitlines()[-1] == (
-        "error: 2 of 4 runs done, 2 failed: learning_rate=5,seed=0: every gradient is infinite; "
-        "learning_rate=5,seed=1: every gradient is infinite"
+        "error: 2 of 4 runs done, 2 failed: learning_rate=5 seed=0: every gradient is infinite; "
+        "learning_rate=5 seed=1: every gradient is infinite"
     )
 
 

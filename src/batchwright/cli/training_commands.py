@@ -282,7 +282,7 @@ def sweep(
 ) -> None:
     """Run a job over a grid of its keys and several seeds, and compare."""
     from batchwright.records.job import other_keys_come
-    from batchwright.reporting.data.sweep_curves import best_setting, progress_words
+    from batchwright.reporting.data.sweep_curves import best_setting, progress_words, run_words
     from batchwright.reporting.render.tables import sweep_table
     from batchwright.workflows.sweep.grid import words_of_grid
     from batchwright.workflows.sweep.verb import sweep as run_sweep
@@ -306,5 +306,8 @@ def sweep(
     if as_json:
         print(found.model_dump_json(indent=2))
     if found.failed:
-        errors = "; ".join(f"{cell.name}: {cell.error}" for cell in found.failed[:3])
+        keys = [one.key for one in found.keys]
+        errors = "; ".join(
+            f"{run_words(keys, one.values, one.seed)}: {one.error}" for one in found.failed[:3]
+        )
         raise TrainingError(f"{progress_words(found)}: {errors}")

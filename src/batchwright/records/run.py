@@ -235,6 +235,11 @@ class EpochRecord(Record):
         return self.samples / self.training_seconds if self.training_seconds else None
 
 
+def _accuracy_then_loss(epoch: EpochRecord) -> tuple[float, float]:
+    loss = inf if epoch.val_loss is None else epoch.val_loss
+    return epoch.top1 or 0.0, -loss
+
+
 class Refit(Record):
     """A new plan from the profile with the run's measured times, beside the plan of the run."""
 
@@ -347,9 +352,13 @@ class RunSummary(Document):
 
     @property
     def best_epoch(self) -> EpochRecord | None:
-        """The evaluated epoch with the highest held-out accuracy, the earliest of equals."""
+        """The evaluated epoch with the highest held-out accuracy.
+
+        Of equal accuracies the one with the lowest held-out loss counts, of equal losses the
+        earliest, as for ``best.pt``.
+        """
         evaluated = [e for e in self.epochs if e.top1 is not None]
-        return max(evaluated, key=lambda e: e.top1 or 0.0) if evaluated else None
+        return max(evaluated, key=_accuracy_then_loss) if evaluated else None
 
     @property
     def measured_epoch_seconds(self) -> float | None:

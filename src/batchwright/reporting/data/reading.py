@@ -473,11 +473,12 @@ def refit_words(summary: RunSummary) -> str:
     stage = summary.plan.stages[0]
     choice = f"{counted(refit.workers, 'worker')} with global batch {refit.global_batch_size:,}"
     same = (refit.workers, refit.global_batch_size) == (stage.workers, stage.global_batch_size)
-    side = "below" if refit.error < 0 else "above"
+    # As in the table beside it, the prediction is the base; the tolerance has the other base.
+    missed = Comparison(0, refit.predicted, refit.measured, None, None).against()
     return (
-        f"The predicted seconds per epoch are {percent(abs(refit.error))} {side} the measured "
-        f"ones, more than the {percent(refit.tolerance)} of goal.tolerance. Fitted again with what "
-        "was measured, an epoch takes "
+        f"Epochs missed their prediction: they took {missed} time, beyond goal.tolerance "
+        f"({percent(refit.tolerance)} of the measured time). Fitted again with what was measured, "
+        "an epoch takes "
         f"{in_seconds(refit.refitted)} s, and the plan "
         + (f"stays at {choice}." if same else f"becomes {choice}.")
     )

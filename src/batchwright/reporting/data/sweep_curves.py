@@ -24,6 +24,7 @@ from batchwright.records.text.problems import printable
 
 MAX_PANELS = 12
 MAX_LINES = 10
+_Z_975 = 1.96  # half of a 95 % interval, in standard errors
 _WIDE = 8.0  # largest over smallest value from which on an axis is logarithmic
 
 
@@ -224,13 +225,42 @@ def mean_words(mean: Mean | None) -> str:
 
 
 def best_setting(sweep: Sweep) -> str:
-    """The setting with the highest mean last accuracy, in a line; empty if none is known."""
+    """The setting with the highest mean last accuracy, in a line; empty if none is known.
+
+    The line names the next one if the seeds' errors cannot tell it from the best.
+    """
     known = [one for one in sweep.settings if one.accuracy is not None]
     if not known:
         return ""
     best = max(known, key=lambda one: one.accuracy.value if one.accuracy else 0.0)
-    values = setting_words([one.key for one in sweep.keys], best.values)
-    return f"best: {values}, {mean_words(best.accuracy)}"
+    keys = [one.key for one in sweep.keys]
+    line = f"best: {setting_words(keys, best.values)}, {mean_words(best.accuracy)}"
+    others = [one for one in known if one is not best and _as_good(one.accuracy, best.accuracy)]
+    if not others:
+        return line
+    next_ = max(others, key=lambda one: one.accuracy.value if one.accuracy else 0.0)
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    words = f"{setting_words(keys, next_.values)}, {mean_words(next_.accuracy)}"
+    return f"{line}; within the error of the next ({words}){more}"
+
+
+def _as_good(one: Mean | None, best: Mean | None) -> bool:
+    r"""Whether the seeds cannot tell two means apart; not known for single runs, so `False`.
+
+    .. math:: \lvert x_1 - x_2 \rvert \le 1.96 \sqrt{u_1^2 + u_2^2}
+    """
+    if one is None or best is None or one.standard_error is None or best.standard_error is None:
+        return False
+    error = math.hypot(one.standard_error, best.standard_error)
+    return abs(one.value - best.value) <= _Z_975 * error
+
+
+def run_words(keys: Sequence[str], values: Sequence[JsonValue], seed: int) -> str:
+    """A run of a sweep as on the command line: ``scaling=sqrt warmup_epochs=5 seed=0``.
+
+    Unlike the name of its folder, which may hold no commas within a value.
+    """
+    return setting_words([*keys, "seed"], [*values, seed])
 
 
 def progress_words(sweep: Sweep) -> str:

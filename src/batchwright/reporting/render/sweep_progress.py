@@ -38,6 +38,7 @@ class SweepProgress:
     Args:
         total: Number of runs in the sweep.
         done: Number of runs that had finished before.
+        words: How each run is called, by the name of its folder.
         console: Where to print; unset: standard error.
         clock: Returns the time in seconds.
     """
@@ -47,12 +48,13 @@ class SweepProgress:
         *,
         total: int,
         done: int,
+        words: Mapping[str, str],
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console or standard_error()
         self._clock, self._pace = clock, Pace()
-        self._total, self._before = total, done
+        self._total, self._before, self._words = total, done, words
         self._ended = self._failed = 0
         self._epochs: dict[str, int] = {}
         self._reached: dict[str, float] = {}  # finished epochs of each cell, with fractions
@@ -100,13 +102,13 @@ class SweepProgress:
         """A run has ended."""
         self._running.pop(cell.name, None)
         if cell.state == "stopped":
-            self._say(f"{cell.name}: stopped")
+            self._say(f"{self._words[cell.name]}: stopped")
             return
         self._ended += 1
         self._failed += cell.state == "failed"
         self._reached[cell.name] = self._epochs.get(cell.name, 0)
         place = f"{self._before + self._ended} of {self._total}"
-        self._say(f"{place}, {cell.name}: {cell_words(cell)}{self._left(', ')}")
+        self._say(f"{place}, {self._words[cell.name]}: {cell_words(cell)}{self._left(', ')}")
 
     def picture(self) -> RenderableType:
         """The current picture for the terminal."""
@@ -125,7 +127,8 @@ class SweepProgress:
         shown = list(self._running.items())[: max(1, self._console.height - _OTHER_LINES)]
         for name, state in shown:
             rows.add_row(
-                Text(f"  {printable(name)}", overflow="ellipsis", no_wrap=True), Text(state)
+                Text(f"  {printable(self._words[name])}", overflow="ellipsis", no_wrap=True),
+                Text(state),
             )
         return Group(head, rows)
 

@@ -32,7 +32,7 @@ from batchwright.training.checkpoints.saved_values import copied, refuse_unsavea
 from batchwright.training.evaluate.evaluation import merged_batch_norm
 from batchwright.training.evaluate.weight_average import WeightAverage
 from batchwright.training.recorder import Recorder
-from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.training.step.epoch_totals import EpochMeter, is_better, score_of
 from batchwright.training.step.gradient_scaling import TensorNoise
 from batchwright.workload.loss_scaling import LossScale
 
@@ -54,6 +54,8 @@ class RunState:
         steps: Steps since the start of the run.
         samples_seen: Training samples since the start, all workers.
         best_score: Highest score of an evaluation so far.
+        best_loss: Its held-out loss, which decides between equal scores; infinite: none, or not
+            known, since an earlier version wrote the checkpoint.
         meter: Sums of the epoch in progress, this worker's.
         noise: Gradient noise so far.
         tensors: Gradient noise of each tensor; ``None`` where nothing depends on it.
@@ -72,6 +74,7 @@ class RunState:
     steps: int = 0
     samples_seen: int = 0
     best_score: float = -math.inf
+    best_loss: float = math.inf
     meter: EpochMeter = field(default_factory=EpochMeter)
     noise: NoiseState = field(default_factory=NoiseState)
     tensors: TensorNoise | None = None
@@ -87,10 +90,12 @@ class RunState:
         return plan.stages[plan.stage_of(min(self.epoch, plan.epochs - 1))]
 
     def note_score(self, sums: Mapping[str, float], count: int) -> bool:
-        """Note an evaluation's score, its first mean; returns whether it is the highest so far."""
-        score = next(iter(sums.values())) / count
-        best, self.best_score = self.best_score, max(self.best_score, score)
-        return score > best
+        """Note an evaluation's score, as `score_of`; returns whether it is the best so far."""
+        score = score_of({name: value / count for name, value in sums.items()})
+        better = is_better(score, (self.best_score, self.best_loss))
+        if better:
+            self.best_score, self.best_loss = score
+        return better
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint; the meter is each worker's own and not among them."""
@@ -331,7 +336,8 @@ class CheckpointManager:
             self._average.restore(content["average"], own, same_workers=same)
         meter = self._restore_worker(content["workers"], content["state"]["steps"])
         state.restore(content["state"], meter)
-        state.best_score = self._score_on_disk(state.best_score)
+        known = state.best_score, state.best_loss
+        state.best_score, state.best_loss = self._score_on_disk(known)
         self._waiting = dict(content["kept"])
         self._writer.saved_steps = state.steps
         self._writer.last_is_damaged = found.last_is_damaged
@@ -350,21 +356,23 @@ class CheckpointManager:
         groups = self._optimizer.param_groups
         return [one for group in groups for one in group["params"] if one not in own]
 
-    def _score_on_disk(self, known: float) -> float:
-        """The score of the model in ``best.pt``, which may be lower than the ``known`` best.
+    def _score_on_disk(self, known: tuple[float, float]) -> tuple[float, float]:
+        """Score and loss of the model in ``best.pt``, which may be worse than the ``known`` best.
 
         ``last`` is written before a ``best`` that waits. With the score in ``last`` alone, a run
         that was killed between the two would never replace its older ``best``.
         """
         score = known
-        if self._folder is not None and self._group.rank == 0 and known > -math.inf:
+        if self._folder is not None and self._group.rank == 0 and known[0] > -math.inf:
             try:
                 path = self._folder / "checkpoints" / "best.pt"
                 content = load_checkpoint(path, mapped=True)  # the score alone is wanted
-                score = min(known, content["state"]["best_score"])
+                state = content["state"]
+                there = state["best_score"], state.get("best_loss", math.inf)
+                score = there if is_better(known, there) else known
             except FileError:
-                score = -math.inf
-        first: float = self._group.gather(score)[0]
+                score = -math.inf, math.inf
+        first: tuple[float, float] = self._group.gather(score)[0]
         return first
 
     def _restore_worker(self, workers: list[dict[str, Any]], steps: int) -> EpochMeter:

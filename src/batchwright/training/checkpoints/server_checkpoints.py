@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -71,7 +72,8 @@ class ServerCheckpoints:
             "that were under way are repeated, with fresh momentum"
         )
         self._recorder.restore(content["run"], where)
-        self._coordinator.restore(content["server"], state["steps"], state["best_score"])
+        best = state["best_score"], state.get("best_loss", math.inf)  # earlier ones have no loss
+        self._coordinator.restore(content["server"], state["steps"], best)
         self._writer.saved_steps = state["steps"]
         self._writer.last_is_damaged = found.last_is_damaged
         found.tell_problems(self._recorder, where)
@@ -151,6 +153,7 @@ class ServerCheckpoints:
             return
         started, coordinator = time.perf_counter(), self._coordinator
         epochs, samples, steps = progress or coordinator.progress
+        best_score, best_loss = coordinator.evaluations.best
         content = {
             "model": as_state_dict(weights, coordinator.entries),
             "optimizer": {},
@@ -160,7 +163,8 @@ class ServerCheckpoints:
                 "step": 0,
                 "steps": steps,
                 "samples_seen": samples,
-                "best_score": coordinator.evaluations.best_score,
+                "best_score": best_score,
+                "best_loss": best_loss,
             },
             "kept": {},
             "run": self._recorder.values(),

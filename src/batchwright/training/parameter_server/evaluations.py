@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from batchwright.training.parameter_server.merging import Weights
 from batchwright.training.parameter_server.messages import Settled
+from batchwright.training.step.epoch_totals import is_better, score_of
 
 
 class Evaluations:
@@ -17,15 +19,15 @@ class Evaluations:
 
     Attributes:
         scores: Means of the last evaluation over the held-out samples, by name.
-        best_score: Highest so far of each evaluation's first score.
+        best: Best evaluation so far, as `score_of`.
     """
 
     def __init__(self) -> None:
         self.scores: dict[str, float] = {}
-        self.best_score = -float("inf")
+        self.best = -math.inf, math.inf
         self._unscored: dict[int, int | None] = {}  # by epoch, its worker; None: the next one
         self._asked: dict[int, tuple[tuple[int, ...], Weights]] = {}
-        self._best: Weights | None = None
+        self._best_weights: Weights | None = None
 
     @property
     def missing(self) -> bool:
@@ -67,21 +69,21 @@ class Evaluations:
         if not epochs or not settled.scores:
             return ()
         self.scores = {name: value / settled.count for name, value in settled.scores.items()}
-        score = next(iter(self.scores.values()))
-        if score > self.best_score:
-            self.best_score, self._best = score, weights
+        score = score_of(self.scores)
+        if is_better(score, self.best):
+            self.best, self._best_weights = score, weights
         return epochs
 
     def take_best(self) -> Weights | None:
         """The model that is the best so far; ``None`` if it was taken already."""
-        best, self._best = self._best, None
+        best, self._best_weights = self._best_weights, None
         return best
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         return {"scores": dict(self.scores), "unscored": list(self._unscored)}
 
-    def restore(self, values: Mapping[str, Any], best_score: float) -> None:
+    def restore(self, values: Mapping[str, Any], best: tuple[float, float]) -> None:
         """Go on from a checkpoint's `values`, before any worker has joined."""
-        self.scores, self.best_score = dict(values["scores"]), best_score
+        self.scores, self.best = dict(values["scores"]), best
         self._unscored = dict.fromkeys(values.get("unscored", ()))

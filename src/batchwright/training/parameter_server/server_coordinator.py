@@ -333,7 +333,7 @@ class ServerCoordinator:
                 **self.evaluations.values(),
             }
 
-    def restore(self, values: Mapping[str, Any], steps: int, best_score: float) -> None:
+    def restore(self, values: Mapping[str, Any], steps: int, best: tuple[float, float]) -> None:
         """Go on from a checkpoint's `values`, before any worker has joined."""
         with self.lock:
             self.entries = tuple(
@@ -344,7 +344,7 @@ class ServerCoordinator:
             )
             self.server.load_state_dict(values)
             self.round_log.restore(values["book"], values["entered"])
-            self.evaluations.restore(values, best_score)
+            self.evaluations.restore(values, best)
             self.steps = steps
 
     # ----------------------------------------------------------------------------------- private

@@ -140,6 +140,25 @@ class EpochMeter:
         )
 
 
+def score_of(means: Mapping[str, float]) -> tuple[float, float]:
+    """An evaluation's score, and the loss that decides between equal ones.
+
+    The score is the first mean. Where that is the accuracy, the held-out loss decides, as in
+    `RunSummary.best_epoch`; it is infinite if it is not finite, or if another score stands first.
+
+    >>> score_of({"top1": 0.7, "loss": 0.9}), score_of({"value": 2.0, "loss": 0.9})
+    ((0.7, 0.9), (2.0, inf))
+    """
+    name, score = next(iter(means.items()))
+    loss = recorded_loss(means.get("loss", math.inf)) if name == "top1" else None
+    return score, math.inf if loss is None else loss
+
+
+def is_better(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether an evaluation's `score_of` is above another's, or equal with the lower loss."""
+    return one[0] > other[0] or (one[0] == other[0] and one[1] < other[1])
+
+
 def held_out_fields(sums: Mapping[str, float], count: int) -> dict[str, Any]:
     """Fields of an epoch's record about an evaluation.
 

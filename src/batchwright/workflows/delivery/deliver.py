@@ -72,6 +72,8 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
     content = load_checkpoint(path)
     plan, best = summary.plan, summary.best_epoch
     last, at = (summary.epochs or (None,))[-1], content["state"]
+    if best is not None and "best_loss" not in at:  # an earlier version kept the first of equals
+        best = next(one for one in summary.epochs if one.top1 == best.top1)
     evaluated = best if path.stem == "best" else last
     if number:
         evaluated = next((one for one in summary.epochs if one.epoch + 1 == int(number[1])), None)

@@ -38,7 +38,7 @@ from batchwright.records.run_folder import (
 )
 from batchwright.records.text.formatting import counted, setting_words
 from batchwright.records.text.problems import to_stderr
-from batchwright.reporting.data.sweep_curves import sweep_csv
+from batchwright.reporting.data.sweep_curves import run_words, sweep_csv
 from batchwright.reporting.pages.page_sweep import sweep_page
 from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.render.sweep_progress import SweepProgress
@@ -282,14 +282,15 @@ def _run(
     waiting = [cell for cell in cells if results.cell(cell.name).state == "waiting"]
     todo = [(cell, plans[cell.name]) for cell in waiting]
     _write(results)
+    words = {cell.name: run_words(keys, cell.values, cell.seed) for cell in cells}
     for cell in waiting:
         run = run_folder_of(folder, cell)
         if (run / CHECKPOINTED).exists() and not has_checkpoint(folder, cell):
             to_stderr(
-                f"warning: {cell.name}: no checkpoint to go on from is left in {run}, so it is "
-                "trained anew"
+                f"warning: {words[cell.name]}: no checkpoint to go on from is left in {run}, so it "
+                "is trained anew"
             )
-    progress = SweepProgress(total=len(cells), done=len(cells) - len(todo))
+    progress = SweepProgress(total=len(cells), done=len(cells) - len(todo), words=words)
     with noting_signals() as noted, progress as shown:
         shown.expect({cell.name: plan.epochs for cell, plan in todo})
 
