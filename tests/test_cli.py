@@ -1113,7 +1113,7 @@ def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, pl
 
     thread = threading.Thread(target=stop, daemon=True)
     thread.start()
-    said = r"^stopped by signal 15 at epoch \d+, step \d+; continue with `batchwright run --resume"
+    said = r"^stopped by SIGTERM at epoch \d+, step \d+; continue with `batchwright run --resume"
     with pytest.raises(bw.Interrupted, match=said):
         bw.train(plan, run_folder="run")
     thread.join()
@@ -1131,7 +1131,7 @@ def test_a_stop_after_the_last_epoch_says_how_to_go_on(place, monkeypatch, undra
 
     job = (*BRIEFLY, "epochs=1")
     words, page = {"overrides": job}, place / "run" / "report.html"
-    said = "^stopped by signal 15; continue with `batchwright run --resume --out run`$"
+    said = "^stopped by SIGTERM; continue with `batchwright run --resume --out run`$"
     for where in ("run_training._summarized", "verbs.write_report"):
         with monkeypatch.context() as patch:
             patch.setattr(f"batchwright.workflows.{where}", stop)
