@@ -30,7 +30,11 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
 from batchwright.records.documents import change_job, job_yaml, write_record
-from batchwright.records.run_folder import resuming_command, telling_how_to_resume
+from batchwright.records.run_folder import (
+    resuming_command,
+    telling_how_to_resume,
+    write_inputs,
+)
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.reading import overall
 from batchwright.storage.locks import LOCK_FILE
@@ -707,6 +711,22 @@ def test_a_deadline_that_is_reached_says_a_command_with_a_later_one(deadline, la
     with_job(make_plan(job=job), change_job(job, {}, [command.split()[-1]]))  # is not refused
 
 
+def test_another_key_for_a_run_that_goes_on_says_the_command_of_another_run(refused, place):
+    folder = place / "my runs"
+    (folder / "checkpoints").mkdir(parents=True)
+    write_inputs(folder, make_plan(), None)
+    words = ("run", "--resume", "--out", "my runs", "epochs=3", "goal.accuracy=0.9")
+    said = "epochs=3 differs from the plan's epochs=30: resume without it, or train another run: "
+    again = "`batchwright run 'my runs/job.yaml' {}epochs=3 goal.accuracy=0.9` (training itself"
+    assert said + again.format("") in refused(*words)
+    (folder / "checkpoints" / "last.pt").touch()
+    weights = "'weights=my runs/checkpoints/last.pt' "
+    for verb in ("run", "train"):
+        assert said + again.format(weights) in refused(verb, *words[1:])
+    message = refused(*words[:4], "network=vgg8")
+    assert "`batchwright run 'my runs/job.yaml' network=vgg8`" in message
+
+
 def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):
     (place / "run").mkdir()
     assert "(Session(resume=True))" in refused("report", "run")
@@ -737,6 +757,19 @@ def test_a_plan_goes_to_stdout_and_its_words_to_stderr(command):
     code, out, err = command("plan", "-", "--explain", stdin=make_profile().model_dump_json())
     assert Plan.model_validate_json(out) == plan
     assert plan.explain() in err
+
+
+def test_reasons_go_to_stdout_where_the_plan_does_not(command, place):
+    write_record(make_profile(), place / "profile.json")
+    words = ("plan", "profile.json", "--explain", "--out", "p.json")
+    code, out, err = command(*words)
+    assert (code, err) == (0, "")
+    told = bw.load("p.json").explain() + "\n"
+    assert out == told
+    for json_too in ((*words, "--json"), (*words[:-1], "-")):
+        code, out, err = command(*json_too)
+        assert (code, err) == (0, told)
+        Plan.model_validate_json(out)
 
 
 def test_a_plan_is_explained_by_its_file_alone(command, refused, place):
@@ -1080,7 +1113,7 @@ def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, pl
 
     thread = threading.Thread(target=stop, daemon=True)
     thread.start()
-    said = r"^stopped by signal 15 at epoch \d+, step \d+; continue with `batchwright run --resume"
+    said = r"^stopped by SIGTERM at epoch \d+, step \d+; continue with `batchwright run --resume"
     with pytest.raises(bw.Interrupted, match=said):
         bw.train(plan, run_folder="run")
     thread.join()
@@ -1098,7 +1131,7 @@ def test_a_stop_after_the_last_epoch_says_how_to_go_on(place, monkeypatch, undra
 
     job = (*BRIEFLY, "epochs=1")
     words, page = {"overrides": job}, place / "run" / "report.html"
-    said = "^stopped by signal 15; continue with `batchwright run --resume --out run`$"
+    said = "^stopped by SIGTERM; continue with `batchwright run --resume --out run`$"
     for where in ("run_training._summarized", "verbs.write_report"):
         with monkeypatch.context() as patch:
             patch.setattr(f"batchwright.workflows.{where}", stop)

@@ -503,10 +503,16 @@ def test_numbers_to_normalize_by_go_to_timm_and_into_modules(tmp_path: Path) -> 
         defined = module(exported(plan, name), tmp_path)
         assert (*defined["MEAN"], *defined["STD"]) == given
         assert "MEAN" not in exported(make_plan(), name)
+        assert "mean and deviation" not in exported(plan, name)
+    said = "\n# The plan is to normalize by mean and deviation of the training images"
     for normalize in ("auto", "data"):
-        text = exported(make_plan(job=make_job(normalize=normalize)), "timm")
+        own = make_plan(job=make_job(normalize=normalize))
+        text = exported(own, "timm")
         assert "mean" not in yaml.safe_load(text)
-        assert "\n# The plan is to normalize by mean and deviation of the training images" in text
+        assert said in text
+        for name in PYTHON:
+            assert said in exported(own, name)
+            module(exported(own, name), tmp_path)
 
 
 def test_trainers_get_a_seed_that_numpy_takes(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ def stopped_in_probe(rank):
 @pytest.mark.slow
 def test_a_worker_that_is_asked_to_stop_ends_the_probe_of_all(crew):
     """Lightning's own handler would wait for others that are at something else."""
-    line = "batchwright: error: probe stopped by signal 15"
+    line = "batchwright: error: probe stopped by SIGTERM"
     assert crew.together(stopped_in_probe, workers=2) == [(143, [line], True), (143, [], True)]
 
 

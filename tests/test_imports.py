@@ -90,7 +90,7 @@ ARROWS = {
         "workflows",
         "service",
     },
-    "__main__": {"cli", "distributed"},
+    "__main__": {"cli", "distributed", "errors"},
     "__init__": {
         "errors",
         "storage.version",

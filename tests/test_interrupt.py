@@ -14,7 +14,7 @@ from forked import Forked
 
 pytestmark = pytest.mark.slow
 SECONDS = 300  # until a command that hangs is ended
-STOPPED = "error: stopped by signal 2\n"
+STOPPED = "error: stopped by Ctrl-C\n"
 PAUSE = """
 import os, time
 os.write(1, b"now\\n")
@@ -103,5 +103,5 @@ def test_ctrl_c_ends_a_command_that_is_ending(interrupted):
     late = "import atexit\n\n@atexit.register\ndef end():" + PAUSE.replace("\n", "\n    ")
     code, err = interrupted("late", late)
     assert code == 130
-    assert err.splitlines()[-1] == "error: stopped by signal 2"
+    assert err.splitlines()[-1] == "error: stopped by Ctrl-C"
     assert "Traceback" not in err

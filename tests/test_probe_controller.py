@@ -861,13 +861,13 @@ def test_trials_go_on_from_those_that_were_kept(known):
         (
             {"learning": 0.001},
             {},
-            r"as probe.learning=0.001 of the training that was probed for \(\d+ epochs?\), "
-            r"0.\d+ s, is too little for one",
+            r"as 0.1 % \(probe.learning=0.001\) of the \d+ epochs? that the probe was for is "
+            r"0.\d+ s, too little for one: probe.learning=\d+s gives it time$",
         ),
         (
             {"learning": 1.0},
             {},
-            r"as probe.learning=1, 1.00 s, is too .* give probe.learning=\d+, in",
+            r"as probe.learning=1s is too little for one: probe.learning=\d+s gives it time$",
         ),
         (
             {"learning": 60, "goal": {"least_steps": 1}},

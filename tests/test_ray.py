@@ -500,7 +500,7 @@ def test_a_run_whose_node_goes_and_comes_ends_with_the_same_weights(
         drain(two_nodes, gone)
         two_nodes.worker_nodes.remove(gone)
         log = tmp_path / "run" / "logs" / "ray" / "worker-0.log"
-        until(lambda: "stopped by signal 15" in log.read_text(), "a stop")
+        until(lambda: "stopped by SIGTERM" in log.read_text(), "a stop")
     else:
         two_nodes.remove_node(gone, allow_graceful=False)
     two_nodes.add_node(**NODE)

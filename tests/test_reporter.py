@@ -819,7 +819,7 @@ def test_a_service_that_is_not_there_is_told_of_and_left_for_later(folder, told,
 
     def interrupted():
         with reported(folder, "http://127.0.0.1:9", tell=told.append):
-            raise Interrupted(15, "stopped by signal 15")
+            raise Interrupted(15, "stopped by SIGTERM")
 
     with pytest.raises(Interrupted):
         interrupted()

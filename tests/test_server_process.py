@@ -114,7 +114,7 @@ def serving(plan, folder=None):
         served.thread.join(SECONDS)
     assert not served.thread.is_alive()
     (stopped,) = served.problems
-    assert "stopped by signal 15" in str(stopped)
+    assert "stopped by SIGTERM" in str(stopped)
 
 
 # ------------------------------------------------------------------------------------- replaced

@@ -642,7 +642,7 @@ def test_other_workers_are_told_why_a_session_leaves_them(monkeypatch):
     with pytest.raises(ValueError, match="no such thing"), make_session():
         raise failed
     with pytest.raises(Interrupted), make_session(exit_on_stop=False):
-        raise Interrupted(15, "stopped by signal 15")
+        raise Interrupted(15, "stopped by SIGTERM")
     with make_session():
         pass
     assert told == [(failed, "first"), failed, None, None]
@@ -1270,7 +1270,7 @@ def test_in_a_thread_a_session_stops_when_it_is_told_and_goes_on(tmp_path):
         return weights_of(model)
 
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    with pytest.raises(Interrupted, match="stopped by signal 15 at epoch 1, step 2") as stopped:
+    with pytest.raises(Interrupted, match="stopped by SIGTERM at epoch 1, step 2") as stopped:
         in_a_thread(lambda: piece(stop=True))
     assert stopped.value.exit_code == 143
     assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before

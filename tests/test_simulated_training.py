@@ -426,7 +426,7 @@ def test_a_stop_signal_leaves_a_checkpoint(tmp_path, kind, monkeypatch, whole_ru
     task = make_task()
     loss = task.loss
     monkeypatch.setattr("simulated_tasks.functional.cross_entropy", pulled)
-    with pytest.raises(Interrupted, match=r"stopped by signal 15 at epoch 1"):
+    with pytest.raises(Interrupted, match=r"stopped by SIGTERM at epoch 1"):
         train(plan, tmp_path / "run")
     monkeypatch.undo()
     _, weights = train(plan, tmp_path / "run", resume=True)

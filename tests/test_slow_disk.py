@@ -138,7 +138,7 @@ def test_only_the_newest_of_those_that_waited_are_written(found, folder):
 
 def test_a_stop_is_kept_however_long_the_disk_takes(found, folder):
     for each in found:
-        assert each["stopped"]["ended"].startswith("stopped by signal 15 at epoch 2, step 2")
+        assert each["stopped"]["ended"].startswith("stopped by SIGTERM at epoch 2, step 2")
     assert found[0]["stopped"]["written"] == ["last", "last", "best"]
     assert state_in(folder / "stopped", "last")["steps"] == 4  # the step after the signal
 

@@ -44,6 +44,7 @@ from batchwright.errors import (
     LostWorkerError,
     PlanError,
     WorkerError,
+    stopped_by,
 )
 from batchwright.probing import together
 from batchwright.probing.measure import memory
@@ -752,7 +753,7 @@ def test_a_stop_signal_to_any_ends_a_shared_sweep_with_one_line(start, tmp_path,
     codes, told = started.end()
     assert codes == [128 + number] * 2, told
     (line,) = errors(told)
-    assert f"stopped by signal {number:d} with 2 runs to go; continue with `batch" in line
+    assert f"{stopped_by(number)} with 2 runs to go; continue with `batch" in line
     assert "--resume --out s" in line
     cells = tmp_path / "s" / "cells"
     assert len([*cells.glob("*/checkpoints/last.pt")]) == 2  # as a process by itself leaves them
@@ -775,7 +776,7 @@ def test_a_second_signal_to_another_process_ends_a_shared_sweep_at_once(start, t
     codes, told = started.end()
     assert codes == [128 + signal.SIGTERM] * 2, told
     (line,) = errors(told)
-    assert "stopped by signal 15 with 2 runs to go; continue with `batchwright sweep" in line
+    assert "stopped by SIGTERM with 2 runs to go; continue with `batchwright sweep" in line
     assert not [*(tmp_path / "s" / "cells").glob("*/checkpoints/last.pt")]
 
 
@@ -829,7 +830,7 @@ def test_a_stop_while_no_run_of_a_sweep_trains_says_what_goes_on(start, tmp_path
     words = ("sweep", *JOB, "--grid", "learning_rate=0.05,0.1", "--out", "s")
     codes, told = start(*words, program=str(tmp_path / "signalled.py")).end()
     assert codes == [128 + signal.SIGTERM] * 2, told
-    said = "error: stopped by signal 15; continue with `batchwright sweep --resume --out s`"
+    said = "error: stopped by SIGTERM; continue with `batchwright sweep --resume --out s`"
     assert errors(told) == [said]
 
 
@@ -855,7 +856,7 @@ def test_a_stop_signal_to_another_ends_what_worker_0_measures(start, tmp_path, v
     codes, told = started.end()
     assert codes == [128 + signal.SIGTERM] * 2, told
     (line,) = errors(told)
-    assert f"stopped by signal 15; continue with `batchwright {verb} --resume --out a`" in line
+    assert f"stopped by SIGTERM; continue with `batchwright {verb} --resume --out a`" in line
 
 
 @pytest.mark.slow
@@ -867,7 +868,7 @@ def test_a_stop_while_a_process_has_run_its_share_ends_all(start, tmp_path, wait
     codes, told = started.end()
     assert codes == [128 + signal.SIGTERM] * 2, told
     (line,) = errors(told)
-    assert "stopped by signal 15 with 2 runs to go; continue with `batchwright sweep" in line
+    assert "stopped by SIGTERM with 2 runs to go; continue with `batchwright sweep" in line
     assert len([*(tmp_path / "s" / "cells").glob("*/checkpoints/last.pt")]) == 1
 
 
@@ -1109,7 +1110,7 @@ def test_a_stop_before_there_is_anything_to_stop_is_told(start, number):
     started.processes[0].send_signal(number)
     codes, told = started.end()
     assert codes == [128 + number], told
-    assert errors(told) == [f"error: stopped by signal {number:d}"]
+    assert errors(told) == [f"error: {stopped_by(number)}"]
 
 
 @pytest.mark.slow
@@ -1201,7 +1202,7 @@ def test_ctrl_c_ends_all_with_one_line(start, tmp_path):
     codes, told = started.end()
     assert codes == [130, 130], told
     (line,) = errors(told)
-    assert "stopped by signal 2" in line
+    assert "stopped by Ctrl-C" in line
     assert "Traceback" not in told[0][1] + told[1][1]
 
 

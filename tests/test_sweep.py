@@ -584,7 +584,7 @@ def test_a_cell_whose_deadline_is_in_the_grid_keeps_its_own_command(place, late)
 
 def test_a_signal_that_unwinds_says_what_goes_on_and_a_programs_own_stays():
     with (
-        pytest.raises(Interrupted, match=r"^stopped by signal 15; continue with `go on`") as stop,
+        pytest.raises(Interrupted, match=r"^stopped by SIGTERM; continue with `go on`") as stop,
         telling_how_to_resume("go on"),
     ):
         raise KeyboardInterrupt(15)

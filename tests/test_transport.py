@@ -87,7 +87,7 @@ MESSAGES = [
     Round(None, None, {}, 0.0, 0.0),
     Settled(exchange=0.1 + 0.2, evaluation=1.0, scores={"loss": float("inf")}, count=12),
     TRAINED,
-    Stopped(15, "stopped by signal 15"),
+    Stopped(15, "stopped by SIGTERM"),
     *(Beat(), Bye(), Farewell(), Next(), Welcome(), Stop(2), Refused("no")),
 ]
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+from batchwright.errors import Interrupted, stopped_by
+
 if sys.platform == "win32":  # before anything that there is on other systems alone
     sys.stderr.write("error: batchwright does not run on Windows; use Linux or WSL 2\n")
     sys.exit(2)
@@ -65,9 +67,9 @@ def _in_import(frame: FrameType | None) -> bool:
 
 def _tell(number: int, during: BaseException | None = None) -> None:
     """Say what ended the command: of two signals, the first, whose line says how to go on."""
-    said = f"stopped by signal {number:d}"
+    said = stopped_by(number)
     while during is not None:
-        if hasattr(during, "signal_number"):  # `errors.Interrupted`, which is not imported here
+        if isinstance(during, Interrupted):
             said = " ".join(str(during).split())
             break
         during = during.__context__
@@ -123,7 +125,7 @@ def main() -> None:
         _tell(number, stop_now)
         sys.exit(128 + number)
     except SystemExit as end:
-        told = hasattr(end.__context__, "signal_number")  # by a line of ours
+        told = isinstance(end.__context__, Interrupted)  # by a line of ours
         if told or not (stopped and end.code):
             raise
         _tell(stopped, end)  # the commands' own parser says nothing of it

@@ -3,6 +3,7 @@
 A message is one line. The command line prints it after ``error:`` and exits with `exit_code`.
 """
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -110,6 +111,16 @@ class Interrupted(BatchwrightError):  # noqa: N818 - a stop that was asked for i
         super().__init__(message)
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
+
+
+def stopped_by(number: int) -> str:
+    """In words, which signal stopped the program; SIGINT is the one that Ctrl-C sends.
+
+    >>> stopped_by(2), stopped_by(15)
+    ('stopped by Ctrl-C', 'stopped by SIGTERM')
+    """
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    return f"stopped by {name}"
 
 
 class DeadlineReached(Interrupted):

@@ -157,6 +157,11 @@ def write(record: Record, out: Path | None) -> None:
     write_record(record, "-" if out is None else out)
 
 
+def result_on_stdout(out: Path | None, as_json: bool) -> bool:
+    """Whether `write_result` writes JSON to stdout."""
+    return as_json or str(out) == "-" or (out is None and not sys.stdout.isatty())
+
+
 def write_result(record: Record, out: Path | None, as_json: bool) -> None:
     """Write a command's result as JSON: to the file, and to stdout with ``--json``.
 
@@ -165,7 +170,7 @@ def write_result(record: Record, out: Path | None, as_json: bool) -> None:
     """
     if out is not None:
         write(record, out)
-    if as_json or (out is None and not sys.stdout.isatty()):
+    if result_on_stdout(out, as_json):
         if str(out) != "-":
             write(record, None)
     elif out is None:
@@ -180,10 +185,14 @@ def explained(plan: Plan, stream: TextIO) -> str:
     return explain(plan, get_terminal_size().columns if stream.isatty() else None)
 
 
-def print_plan(plan: Plan, *, explain: bool) -> None:
-    """Print the plan on standard error: in one line, or with all its reasons."""
+def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> None:
+    """Print the plan in one line on standard error, or with all its reasons.
+
+    Those go to the stream ``reasons``; unset: to standard error, too.
+    """
     if explain:
-        print(explained(plan, sys.stderr), file=sys.stderr)
+        stream = reasons or sys.stderr
+        print(explained(plan, stream), file=stream)
         return
     from batchwright.records.text.formatting import (
         counted,

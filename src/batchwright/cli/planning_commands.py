@@ -20,6 +20,7 @@ from batchwright.cli.output import (
     refuse_bad_figure,
     refuse_bad_target,
     refuse_existing,
+    result_on_stdout,
     show,
     write,
     write_result,
@@ -89,7 +90,9 @@ def plan(
     profiles = [read_record(place, Profile) for place in places]
     decided = verbs.plan(profiles, overrides, runs=run or ())
     if explain or out is not None or sys.stdout.isatty():
-        print_plan(decided, explain=explain)
+        # For `| less` and the like, where nothing else goes there.
+        reasons = None if result_on_stdout(out, as_json) else sys.stdout
+        print_plan(decided, explain=explain, reasons=reasons)
     if figure is not None:
         from batchwright.reporting.render.figures import write_plan_figure
 

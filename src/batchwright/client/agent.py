@@ -25,7 +25,7 @@ from batchwright.client.job_work import JobWork
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
 from batchwright.client.submitting import not_understood, understood
-from batchwright.errors import BatchwrightError, Interrupted
+from batchwright.errors import BatchwrightError, Interrupted, stopped_by
 from batchwright.records.agent_rules import rules_of
 from batchwright.records.service import (
     AgentInfo,
@@ -111,7 +111,7 @@ class Agent:
                     self._stopping.wait(ASK_SECONDS)
                 else:
                     self._carry_out(lease)
-        raise Interrupted(self._number, f"stopped by signal {self._number}")
+        raise Interrupted(self._number, stopped_by(self._number))
 
     def _introduce(self) -> None:
         own = {"folder": folder_id(self._folder), "session": self._session}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from batchwright.errors import BatchwrightError, DeadlineReached, FileError, WorkerError
+from batchwright.errors import BatchwrightError, DeadlineReached, FileError, WorkerError, stopped_by
 from batchwright.storage.files import write_whole
 
 ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # names the folder to the workers
@@ -55,6 +55,18 @@ def forget_reports(folder: Path) -> None:
     """Remove the reports of an earlier start."""
     for path in folder.glob("rank*.json"):
         path.unlink(missing_ok=True)
+
+
+def stopped_where(folder: Path) -> str:
+    """How far the run is that a signal stopped, such as " at epoch 2, step 7": what its processes'
+    reports add to `stopped_by`. Empty if none does, as where the training had not begun.
+    """
+    for report in reports_in(folder):
+        if report["exit_code"] > 128:
+            said = stopped_by(report["exit_code"] - 128)
+            if report["message"].startswith(said):
+                return str(report["message"].removeprefix(said))
+    return ""
 
 
 def name_of(rank: int) -> str:

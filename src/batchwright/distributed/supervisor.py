@@ -18,10 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from batchwright.distributed.exit_reports import forget_reports
+from batchwright.distributed.exit_reports import forget_reports, stopped_where
 from batchwright.distributed.processes import STOP_SIGNALS
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
-from batchwright.errors import Interrupted
+from batchwright.errors import Interrupted, stopped_by
 
 GRACE_SECONDS = 60.0
 """Seconds between a stop signal and the kill, for the step in progress and a checkpoint."""
@@ -78,7 +78,8 @@ class Supervisor(ABC):
             finally:
                 self._close()
         if self.noted:
-            what = f"stopped by signal {self.noted[0]}{self.killed}"
+            where = "" if self.killed else stopped_where(self._folder)
+            what = f"{stopped_by(self.noted[0])}{where}{self.killed}"
             raise Interrupted(self.noted[0], what)
 
     @abstractmethod

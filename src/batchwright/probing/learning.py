@@ -161,12 +161,14 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
             "images): give more epochs or a smaller batch"
         )
     if least > budget:
-        share = f"probe.learning={asked:g}"
+        given = f"probe.learning={asked:g}s is"
         if asked < 1:  # a plan of other epochs shows this, too
-            share += f" of the training that was probed for ({counted(question.epochs, 'epoch')})"
+            epochs = counted(question.epochs, "epoch")
+            given = f"{100 * asked:g} % (probe.learning={asked:g}) of the {epochs} that the probe "
+            given += f"was for is {duration(budget)},"
         return (
-            f"there are no trials, as {share}, {duration(budget)}, is too little for one: give "
-            f"probe.learning={ceil(max(1.0, least))}, in seconds, or more"
+            f"there are no trials, as {given} too little for one: "
+            f"probe.learning={ceil(max(1.0, least))}s gives it time"
         )
     return ""
 

@@ -38,6 +38,7 @@ from batchwright.errors import (
     LostWorkerError,
     PlanError,
     one_line,
+    stopped_by,
 )
 from batchwright.probing import commands
 from batchwright.probing.bench import SMALLEST_BATCH, if_it_fits
@@ -333,7 +334,7 @@ class OwnStep:
         """
         signals = self.group.gather(self._noted[0] if self._noted else 0)
         if number := next(filter(None, signals), 0):
-            raise Interrupted(number, f"stopped by signal {number}")
+            raise Interrupted(number, stopped_by(number))
 
     def carry_out(self, command: commands.Command) -> Record:
         """Carry out this worker's part of a command."""

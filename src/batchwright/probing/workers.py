@@ -19,7 +19,7 @@ from typing import Protocol, Self, TypeVar
 from batchwright.distributed.exit_reports import forget_reports, raise_failure, reports_in
 from batchwright.distributed.group import Group
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
-from batchwright.errors import Interrupted, WorkerError
+from batchwright.errors import Interrupted, WorkerError, stopped_by
 from batchwright.probing.commands import Command, TrialRun, ignored
 from batchwright.probing.executor import Executor
 from batchwright.probing.worker import NO_SHARED_MEMORY, Ready
@@ -83,7 +83,7 @@ class CommandRunner(Protocol):
 def end_if_stopped(stops: Callable[[], Sequence[int]]) -> None:
     """Raise `Interrupted` if a stop signal came; ``stops`` returns those that came so far."""
     if signals := stops():
-        raise Interrupted(signals[0], f"stopped by signal {signals[0]}")
+        raise Interrupted(signals[0], stopped_by(signals[0]))
 
 
 def pause(seconds: float, stops: Callable[[], Sequence[int]]) -> None:

@@ -18,6 +18,7 @@ from batchwright.errors import (
     FileError,
     Interrupted,
     WorkerError,
+    stopped_by,
 )
 from batchwright.records import (
     Check,
@@ -217,7 +218,7 @@ def telling_how_to_resume(
         if not stop.args:
             raise
         number = stop.args[0]
-        said = f"stopped by signal {number}; continue with `{command}`"
+        said = f"{stopped_by(number)}; continue with `{command}`"
         raise Interrupted(number, said) from None
     except BatchwrightError as stop:
         if isinstance(stop, DeadlineReached) and deadline is not None:

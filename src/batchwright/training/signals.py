@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from batchwright.distributed.processes import STOP_SIGNALS
-from batchwright.errors import DeadlineReached, Interrupted
+from batchwright.errors import DeadlineReached, Interrupted, stopped_by
 
 
 class StopRequest:
@@ -55,7 +55,7 @@ def stopped(number: int, deadline: float | None, where: str) -> Interrupted:
         where: How far the run is, in words.
     """
     if number:
-        return Interrupted(number, f"stopped by signal {number} {where}")
+        return Interrupted(number, f"{stopped_by(number)} {where}")
     return DeadlineReached(
         f"goal.deadline={deadline:g} s was reached {where}: a later one lets the run go on"
     )

@@ -510,19 +510,38 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
     return network
 
 
-def with_job(plan: Plan, job: Job) -> Plan:
+def with_job(plan: Plan, job: Job, resumed: Path | None = None) -> Plan:
     """The plan with another job, which may differ in `TRAINING_KEYS` and `goal.deadline` only.
+
+    Args:
+        plan: The plan.
+        job: The other job.
+        resumed: The folder of the run that goes on by this plan.
 
     Raises:
         PlanError: The job differs in another key.
     """
-    for key, planned, asked in planned_differences(plan.job, job):
+    found = [*planned_differences(plan.job, job)]
+    if found:
+        key, planned, asked = found[0]
+        what = "plan again with it"
+        if resumed is not None:
+            keys = {key: as_written(asked) for key, _, asked in found}
+            what = f"resume without it, or train another run: `{_run_from(resumed, keys)}`"
         raise PlanError(
             f"{key}={as_written(asked)} differs from the plan's {key}={as_written(planned)}: "
-            f"plan again with it (training itself takes {', '.join(TRAINING_KEYS)}, "
-            "goal.deadline)"
+            f"{what} (training itself takes {', '.join(TRAINING_KEYS)}, goal.deadline)"
         )
     return plan.model_copy(update={"job": job})
+
+
+def _run_from(folder: Path, keys: Mapping[str, str]) -> str:
+    """The command of another run of a run's job, from its weights where the network has them."""
+    weights, changes = folder / "checkpoints" / "last.pt", dict(keys)
+    if weights.exists() and not any(key.startswith("network") for key in keys):
+        changes = {"weights": str(weights)} | changes
+    words = (f"{key}={value}" for key, value in changes.items())
+    return shlex.join(["batchwright", "run", str(folder / "job.yaml"), *words])
 
 
 def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:

@@ -357,7 +357,7 @@ def train(
             plan = folder / "plan.json"
         elif plan is None:
             raise PlanError("train needs a plan: give its file, or resume a run folder")
-        plan = _received(plan, keys, overrides, "train")
+        plan = _received(plan, keys, overrides, "train", folder if resume else None)
         watch.lap("reading the plan")  # a pipe may keep it waiting for the probe
         reporting["report_to"] = checked_destination(
             run_folder, plan, report_to, resume=resume, follow_advice=follow_advice
@@ -595,13 +595,20 @@ def _allowed(job: Job) -> dict[str, Any]:
 
 
 def _received(
-    given: Plan | str | Path, keys: Mapping[str, Any], overrides: list[str], verb: str
+    given: Plan | str | Path,
+    keys: Mapping[str, Any],
+    overrides: list[str],
+    verb: str,
+    resumed: Path | None = None,
 ) -> Plan:
-    """The plan, given itself or by its file, with job keys changed that do not change the plan."""
+    """The plan, given itself or by its file, with job keys changed that do not change the plan.
+
+    ``resumed`` is the folder of the run that goes on by it.
+    """
     plan = record_of(given, Plan, verb)
     if plan is not given:
         refuse_unconfirmed_code(plan.job, keys, overrides)
-    return with_job(plan, change_job(plan.job, keys, overrides))
+    return with_job(plan, change_job(plan.job, keys, overrides), resumed)
 
 
 def _summary_of(run: RunSummary | str | Path) -> RunSummary:

@@ -37,6 +37,7 @@ from batchwright.errors import (
     LostWorkerError,
     PlanError,
     one_line,
+    stopped_by,
 )
 
 MEETING_SECONDS = "BATCHWRIGHT_MEETING_SECONDS"
@@ -352,7 +353,7 @@ class Gathering:
             if asks and (stops := self.stops()):
                 stop = stop or time.monotonic() + patience
                 if time.monotonic() > stop and not (self.started.rank and self._has("stopping")):
-                    raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
+                    raise Interrupted(stops[0], stopped_by(stops[0]))
             if time.monotonic() > look:
                 look = time.monotonic() + BEAT_SECONDS
                 if self._roll_call is not None and self._roll_call.misses_one(failed=False):

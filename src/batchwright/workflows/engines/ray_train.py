@@ -18,7 +18,7 @@ from signal import SIGTERM
 from typing import Any
 
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import Interrupted, JobError, WorkerError, one_line
+from batchwright.errors import Interrupted, JobError, WorkerError, one_line, stopped_by
 from batchwright.records import Job
 from batchwright.records.run_folder import resuming_command
 from batchwright.records.text.problems import to_stderr
@@ -248,12 +248,12 @@ def _fit(trainer: Any, logs: Path, again: str) -> None:
                 given_up = time.monotonic() + _UNHEARD_SECONDS
             if len(noted) > 1 or (time.monotonic() > given_up and stop.exists()):
                 raise Interrupted(
-                    noted[0], f"stopped by signal {noted[0]} at once; continue with `{again}`"
+                    noted[0], f"{stopped_by(noted[0])} at once; continue with `{again}`"
                 )
     tail(show_log_line)
     code = _exit_code(logs / EXIT_CODE)
     if noted and code == 128 + SIGTERM:
-        raise Interrupted(noted[0], f"stopped by signal {noted[0]}; continue with `{again}`")
+        raise Interrupted(noted[0], f"{stopped_by(noted[0])}; continue with `{again}`")
     if failures or code:
         why = _why(failures[0]) if failures else f"exit code {code}"
         on = f"; continue with `{again}`" if failures else ""

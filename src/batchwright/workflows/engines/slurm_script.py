@@ -33,7 +33,7 @@ while :; do
       # Otherwise it was cancelled, or Slurm has queued it again itself.
       case $(scontrol show job -o "$SLURM_JOB_ID") in
         *JobState=RUNNING*)
-          echo "stopped by signal $((code - 128)): the job is queued again, to go on from there"
+          echo "stopped by SIG$(kill -l "$code"): the job is queued again, to go on from there"
           scontrol requeue "$SLURM_JOB_ID"
           ;;
       esac

@@ -23,8 +23,7 @@ from batchwright.workflows.exports.target import Target, headline
 
 _SLOWER = "The plan's times are with CUDA graphs: without, small steps on a GPU take longer."
 _OWN_MEAN = (
-    "The plan is to normalize by mean and deviation of the training images, which no plan holds: "
-    "give mean and std, else timm takes those of its model."
+    "The plan is to normalize by mean and deviation of the training images, which no plan holds:"
 )
 
 
@@ -330,10 +329,18 @@ def _inputs(plan: Plan) -> str:
     if plan.stages[0].augmentation == "resized-crop":
         made = "v2.RandomResizedCrop(RESOLUTION, scale=CROP_SCALE), then v2.RandomHorizontalFlip()"
         lines += f"CROP_SCALE = {plan.job.crop_scale:g}, 1.0  # {made}\n"
+    if _by_own_mean(plan):
+        lines += f"# {_OWN_MEAN}\n# give them to v2.Normalize, for pixels from 0 to 1.\n"
     if isinstance(normalize, tuple):
         made = "v2.Normalize(MEAN, STD), for pixels from 0 to 1"
         lines += f"MEAN, STD = {normalize[:3]}, {normalize[3:]}  # {made}\n"
     return lines
+
+
+def _by_own_mean(plan: Plan) -> bool:
+    """Whether the plan normalizes by numbers that are taken from the training images."""
+    job = plan.job
+    return not (isinstance(job.normalize, tuple) or source_of(job.data).as_they_come)
 
 
 def _optimizer(made: Recipe) -> str:
@@ -521,6 +528,6 @@ def timm(plan: Plan, target: Target) -> str:
     text = yaml.safe_dump(arguments, sort_keys=False)
     started = _started(plan, target).strip().replace("script.py", "train.py --config FILE DATA")
     notes = f"# {_SLOWER}\n" if job.cuda_graphs == "on" else ""
-    if "mean" not in arguments and not source_of(job.data).as_they_come:
-        notes += f"# {_OWN_MEAN}\n"
+    if _by_own_mean(plan):
+        notes += f"# {_OWN_MEAN} give mean and std, else timm takes those of its model.\n"
     return f"# {headline(plan)}.\n{notes}# {started}\n{text}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import Interrupted, JobError, LostWorkerError
+from batchwright.errors import Interrupted, JobError, LostWorkerError, stopped_by
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Job, Plan, Sweep, SweptKey
 from batchwright.records.documents import (
@@ -169,7 +169,7 @@ def sweep(
         found = results.sweep()
         if stopped:  # ends at once, without the figures
             left = counted(len(cells) - len(found.done), "run")
-            raise Interrupted(stopped, f"stopped by signal {stopped} with {left} to go")
+            raise Interrupted(stopped, f"{stopped_by(stopped)} with {left} to go")
         write_sweep_report(found)
     return found
 
