@@ -116,11 +116,13 @@ class Interrupted(BatchwrightError):  # noqa: N818 - a stop that was asked for i
 def stopped_by(number: int) -> str:
     """In words, which signal stopped the program; SIGINT is the one that Ctrl-C sends.
 
-    >>> stopped_by(2), stopped_by(15)
-    ('stopped by Ctrl-C', 'stopped by SIGTERM')
+    >>> stopped_by(2), stopped_by(15), stopped_by(40)
+    ('stopped by Ctrl-C', 'stopped by SIGTERM', 'stopped by signal 40')
     """
-    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    return f"stopped by {name}"
+    if number == signal.SIGINT:
+        return "stopped by Ctrl-C"
+    known = number in {one.value for one in signal.Signals}
+    return f"stopped by {signal.Signals(number).name if known else f'signal {number}'}"
 
 
 class DeadlineReached(Interrupted):
