@@ -219,7 +219,9 @@ def test_a_run_of_a_version_that_kept_no_loss_of_the_best_goes_on(run):
         save_checkpoint(run.path(name), content)
     again = Run(run.folder)
     assert again.keeper.restore(again.state)
-    assert (again.state.best_score, again.state.best_loss) == (0.75, math.inf)
+    assert (again.state.best_score, again.state.best_loss) == (0.75, -math.inf)
+    assert not again.state.note_score({"top1": 3.0, "loss": 2.0}, 4)  # as that version had it
+    assert again.state.note_score({"top1": 4.0, "loss": 8.0}, 4)
 
 
 def test_the_last_two_are_kept(run):

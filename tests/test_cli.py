@@ -716,7 +716,7 @@ def test_another_key_for_a_run_that_goes_on_says_the_command_of_another_run(refu
     (folder / "checkpoints").mkdir(parents=True)
     write_inputs(folder, make_plan(), None)
     words = ("run", "--resume", "--out", "my runs", "epochs=3", "goal.accuracy=0.9")
-    said = "epochs=3 differs from the plan's epochs=30: resume without it, or train another run: "
+    said = "epochs=3 differs from the plan's epochs=30: resume without them, or train another run: "
     again = "`batchwright run 'my runs/job.yaml' {}epochs=3 goal.accuracy=0.9` (training itself"
     assert said + again.format("") in refused(*words)
     (folder / "checkpoints" / "last.pt").touch()
@@ -725,6 +725,9 @@ def test_another_key_for_a_run_that_goes_on_says_the_command_of_another_run(refu
         assert said + again.format(weights) in refused(verb, *words[1:])
     message = refused(*words[:4], "network=vgg8")
     assert "`batchwright run 'my runs/job.yaml' network=vgg8`" in message
+    clipped, free = Job(clip_norm=1, momentum=0.8), Job(momentum=0.9)
+    with pytest.raises(PlanError, match=r"job.yaml momentum=0.9 clip_norm=null`"):
+        with_job(make_plan(job=clipped), free, place / "new")
 
 
 def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):

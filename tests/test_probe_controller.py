@@ -891,9 +891,8 @@ def test_why_there_is_no_trial_is_said_once_in_the_plan_and_with_what_to_give(ch
     assert (told.value == "not known") == unjudged
     assert ("goal.objective=auto goes by time" in told.why) == unjudged
     assert ("as other tasks' trainings lead to expect" in told.why) != unjudged
-    if "give probe.learning=" in profile.trials_note:
-        enough = int(profile.trials_note.partition("give probe.learning=")[2].partition(",")[0])
-        assert taught(machine, **(changes | {"learning": enough})).trials
+    if enough := re.search(r"probe.learning=(\d+)s gives it time", profile.trials_note):
+        assert taught(machine, **(changes | {"learning": int(enough[1])})).trials
 
 
 def test_answers_without_accuracy_are_told_before_time_that_would_not_help():

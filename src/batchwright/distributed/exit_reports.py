@@ -64,8 +64,9 @@ def stopped_where(folder: Path) -> str:
     for report in reports_in(folder):
         if report["exit_code"] > 128:
             said = stopped_by(report["exit_code"] - 128)
-            if report["message"].startswith(said):
-                return str(report["message"].removeprefix(said))
+            where = str(report["message"]).removeprefix(said)
+            if where and where != report["message"]:
+                return where
     return ""
 
 

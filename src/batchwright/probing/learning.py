@@ -163,9 +163,11 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
     if least > budget:
         given = f"probe.learning={asked:g}s is"
         if asked < 1:  # a plan of other epochs shows this, too
-            epochs = counted(question.epochs, "epoch")
-            given = f"{100 * asked:g} % (probe.learning={asked:g}) of the {epochs} that the probe "
-            given += f"was for is {duration(budget)},"
+            whole = f"the {counted(question.epochs, 'epoch')} that the probe was for"
+            if question.target is not None:
+                whole = f"the training to goal.accuracy={question.target:g}"
+            given = f"{100 * asked:g} % (probe.learning={asked:g}) of {whole} is "
+            given += f"{duration(budget)},"
         return (
             f"there are no trials, as {given} too little for one: "
             f"probe.learning={ceil(max(1.0, least))}s gives it time"

@@ -32,7 +32,7 @@ from batchwright.planning.validation import (
 )
 from batchwright.records import DataFacts, Job, Plan, Profile
 from batchwright.records.base import Keys
-from batchwright.records.documents import change_job, load_job, read_record
+from batchwright.records.documents import change_job, load_job, plain, read_record, text_of
 from batchwright.records.job import as_written, check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
@@ -526,8 +526,9 @@ def with_job(plan: Plan, job: Job, resumed: Path | None = None) -> Plan:
         key, planned, asked = found[0]
         what = "plan again with it"
         if resumed is not None:
-            keys = {key: as_written(asked) for key, _, asked in found}
-            what = f"resume without it, or train another run: `{_run_from(resumed, keys)}`"
+            keys = {key: text_of(key, plain(asked)) for key, _, asked in found}
+            them = "it" if len(found) == 1 else "them"
+            what = f"resume without {them}, or train another run: `{_run_from(resumed, keys)}`"
         raise PlanError(
             f"{key}={as_written(asked)} differs from the plan's {key}={as_written(planned)}: "
             f"{what} (training itself takes {', '.join(TRAINING_KEYS)}, goal.deadline)"
@@ -536,9 +537,10 @@ def with_job(plan: Plan, job: Job, resumed: Path | None = None) -> Plan:
 
 
 def _run_from(folder: Path, keys: Mapping[str, str]) -> str:
-    """The command of another run of a run's job, from its weights where the network has them."""
+    """The command of another run of a run's job, from its weights where they fit and are meant."""
     weights, changes = folder / "checkpoints" / "last.pt", dict(keys)
-    if weights.exists() and not any(key.startswith("network") for key in keys):
+    anew = ("network", "data", "resolutions", "seed", "weights")
+    if weights.exists() and not any(key.startswith(anew) for key in keys):
         changes = {"weights": str(weights)} | changes
     words = (f"{key}={value}" for key, value in changes.items())
     return shlex.join(["batchwright", "run", str(folder / "job.yaml"), *words])

@@ -227,7 +227,7 @@ def mean_words(mean: Mean | None) -> str:
 def best_setting(sweep: Sweep) -> str:
     """The setting with the highest mean last accuracy, in a line; empty if none is known.
 
-    The line names the next one if the seeds' errors cannot tell it from the best.
+    The line names the best of those that the seeds' errors cannot tell from it.
     """
     known = [one for one in sweep.settings if one.accuracy is not None]
     if not known:
@@ -241,7 +241,7 @@ def best_setting(sweep: Sweep) -> str:
     next_ = max(others, key=lambda one: one.accuracy.value if one.accuracy else 0.0)
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     words = f"{setting_words(keys, next_.values)}, {mean_words(next_.accuracy)}"
-    return f"{line}; within the error of the next ({words}){more}"
+    return f"{line}; the seeds cannot tell it from {words}{more}"
 
 
 def _as_good(one: Mean | None, best: Mean | None) -> bool:

@@ -54,8 +54,8 @@ class RunState:
         steps: Steps since the start of the run.
         samples_seen: Training samples since the start, all workers.
         best_score: Highest score of an evaluation so far.
-        best_loss: Its held-out loss, which decides between equal scores; infinite: none, or not
-            known, since an earlier version wrote the checkpoint.
+        best_loss: Its held-out loss, which decides between equal scores; infinite: none. An
+            earlier version's checkpoint has none, and its best epoch stays the best of equals.
         meter: Sums of the epoch in progress, this worker's.
         noise: Gradient noise so far.
         tensors: Gradient noise of each tensor; ``None`` where nothing depends on it.
@@ -105,7 +105,8 @@ class RunState:
 
     def restore(self, values: dict[str, Any], meter: EpochMeter) -> None:
         """Go on from a checkpoint's `values`, with this worker's meter."""
-        self.__dict__.update(values)
+        # An earlier version kept no loss, and the first of equal epochs stays its best.
+        self.__dict__.update({"best_loss": -math.inf, **values})
         self.noise = NoiseState(**values["noise"])
         tensors = values.get("tensors")
         self.tensors = None if tensors is None else TensorNoise(**tensors)
@@ -368,7 +369,7 @@ class CheckpointManager:
                 path = self._folder / "checkpoints" / "best.pt"
                 content = load_checkpoint(path, mapped=True)  # the score alone is wanted
                 state = content["state"]
-                there = state["best_score"], state.get("best_loss", math.inf)
+                there = state["best_score"], state.get("best_loss", -math.inf)
                 score = there if is_better(known, there) else known
             except FileError:
                 score = -math.inf, math.inf

@@ -72,7 +72,7 @@ class ServerCheckpoints:
             "that were under way are repeated, with fresh momentum"
         )
         self._recorder.restore(content["run"], where)
-        best = state["best_score"], state.get("best_loss", math.inf)  # earlier ones have no loss
+        best = state["best_score"], state.get("best_loss", -math.inf)  # as in `RunState`
         self._coordinator.restore(content["server"], state["steps"], best)
         self._writer.saved_steps = state["steps"]
         self._writer.last_is_damaged = found.last_is_damaged

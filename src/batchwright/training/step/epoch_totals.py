@@ -148,6 +148,8 @@ def score_of(means: Mapping[str, float]) -> tuple[float, float]:
 
     >>> score_of({"top1": 0.7, "loss": 0.9}), score_of({"value": 2.0, "loss": 0.9})
     ((0.7, 0.9), (2.0, inf))
+    >>> score_of({"top1": 0.7, "loss": math.nan})
+    (0.7, inf)
     """
     name, score = next(iter(means.items()))
     loss = recorded_loss(means.get("loss", math.inf)) if name == "top1" else None

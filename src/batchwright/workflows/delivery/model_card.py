@@ -109,7 +109,7 @@ def _accuracy(summary: RunSummary, epoch: EpochRecord | None) -> str:
     if epoch is None or epoch.top1 is None:
         return "These weights were not evaluated."
     chosen = ""
-    if summary.best_epoch is not None and epoch.epoch == summary.best_epoch.epoch:
+    if epoch.top1 == summary.best_accuracy:
         chosen = (
             " These are the epoch's that did best on the held-out images, so on others it may be a "
             "little lower."

@@ -151,8 +151,8 @@ def decode_part(
     Args:
         data: The file's content.
         top_resolution: Highest training resolution, in pixels, for the limit of `decode`.
-        resolution: Wanted side, in pixels; the part has at least as many, unless it has fewer in
-            the file.
+        resolution: Wanted side, in pixels; the part has as many, but for one at its ends, unless it
+            has fewer in the file.
         part: Gives first row, first column, height and width of the part, for the height and width
             of the upright image.
 
@@ -163,7 +163,7 @@ def decode_part(
         _refuse_large(*stored_size(*image.size, top_resolution))
         turned = None if image.format in ("JPEG", "MPO") else upright(image)
         width, height = (turned or image).size
-        if turned is None and _orientation(image) >= 5:  # a quarter turn
+        if turned is None and _orientation(image) in (5, 6, 7, 8):  # a quarter turn
             width, height = height, width
         top, left, rows, columns = part(height, width)
         if turned is None:

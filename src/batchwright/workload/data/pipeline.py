@@ -516,8 +516,8 @@ def flip(images: Tensor, chosen: Tensor) -> Tensor:
         return torch.where(chosen.view(-1, 1, 1, 1), images.flip(2), images)
     where = chosen.nonzero().squeeze(1)
     mirrored = images.index_select(0, where).flip(2)
-    count = len(images)
-    places = torch.arange(count).masked_scatter_(chosen, torch.arange(count, count + len(where)))
+    here, count = torch.arange(len(images) + len(where), device=images.device), len(images)
+    places = here[:count].masked_scatter(chosen, here[count:])
     return torch.cat((images, mirrored)).index_select(0, places)
 
 
