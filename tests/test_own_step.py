@@ -311,7 +311,7 @@ def test_a_stop_signal_after_the_last_command_counts(monkeypatch):
     late = partial(signal.raise_signal, signal.SIGTERM)
     monkeypatch.setattr("batchwright.probing.own_step.Reporter.finish", lambda _: late())
     text = Text()
-    with pytest.raises(Interrupted, match="signal 15"):
+    with pytest.raises(Interrupted, match="SIGTERM"):
         bw.probe(step=text.step, batch=text.batch, samples=100, **QUICK)
 
 

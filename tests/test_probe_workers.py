@@ -495,7 +495,7 @@ def test_a_probe_says_that_devices_are_unlike(tmp_path, monkeypatch):
 def test_a_stop_signal_during_the_last_command_ends_the_probe(tmp_path, monkeypatch):
     monkeypatch.setattr("batchwright.probing.probe.Workers", lambda *_: nullcontext())
     with (
-        pytest.raises(Interrupted, match="signal 15"),
+        pytest.raises(Interrupted, match="SIGTERM"),
         measuring(Job(device="cpu", workers=2), tmp_path, [2]),
     ):
         signal.raise_signal(signal.SIGTERM)

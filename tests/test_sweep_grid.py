@@ -177,7 +177,7 @@ odd = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12
 
 
 @settings(max_examples=50)
-@given(networks=st.lists(odd, min_size=2, max_size=4, unique=True))
+@given(networks=st.lists(odd, min_size=2, max_size=4, unique_by=str.strip))
 def test_names_are_folders_and_tell_cells_apart(networks):
     keys = read_grid(JOB, {"network": [f"a:{name}" for name in networks]}) if networks else ()
     names = [cell.name for cell in cells_of(JOB, keys, (0, 1))]

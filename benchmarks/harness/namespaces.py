@@ -147,6 +147,7 @@ def hosts_apart(
     delay: float,
     bandwidth: float,
     cores: Sequence[int] = (),
+    kind: type[Host] = Host,
 ) -> Iterator[list[Host]]:
     """Inside, hosts with a slow network between them.
 
@@ -157,6 +158,7 @@ def hosts_apart(
             delay.
         bandwidth: Bandwidth of each host in one direction, in bytes per second.
         cores: Cores that the hosts get in turn, one each; empty: all hosts use all cores.
+        kind: Class of the hosts; tests have one whose programs are forked.
 
     Raises:
         NoHosts: They cannot be made here.
@@ -169,7 +171,7 @@ def hosts_apart(
         hosts = []
         for number in range(count):
             core = cores[number % len(cores)] if cores else None
-            host = Host("abcdefgh"[number], f"10.78.0.{number + 1}", folder, core)
+            host = kind("abcdefgh"[number], f"10.78.0.{number + 1}", folder, core)
             made.callback(host.remove)
             hosts.append(host)
         wire = subprocess.Popen(
