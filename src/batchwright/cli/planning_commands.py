@@ -90,7 +90,8 @@ def plan(
     profiles = [read_record(place, Profile) for place in places]
     decided = verbs.plan(profiles, overrides, runs=run or ())
     on_stdout = result_on_stdout(out, as_json)
-    if not on_stdout:  # before the reasons, whose reader may be gone
+    kept = out is not None and not on_stdout
+    if kept:  # before the reasons, whose reader may be gone
         write_result(decided, out, as_json)
     if explain or out is not None or sys.stdout.isatty():
         # For `| less` and the like, where nothing else goes there.
@@ -100,7 +101,7 @@ def plan(
 
         drawn, numbers = write_plan_figure(decided, profiles, figure)
         print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
-    if on_stdout:
+    if not kept:
         write_result(decided, out, as_json)
 
 
