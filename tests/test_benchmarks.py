@@ -84,7 +84,7 @@ from benchmarks.methods.resolution_arms import Trained, subset  # noqa: E402
 from benchmarks.planning import large_networks  # noqa: E402
 from benchmarks.service import service  # noqa: E402
 from benchmarks.speed import data_path, gradient_overhead, step_overhead  # noqa: E402
-from benchmarks.speed.data_path import MEAN, STD, UsualImages  # noqa: E402
+from benchmarks.speed.data_path import MEAN, STD, UsualImages, square_of  # noqa: E402
 from benchmarks.tools import demo_run  # noqa: E402
 
 from batchwright.client.trackers.following import State  # noqa: E402
@@ -801,7 +801,7 @@ def test_the_usual_images_and_ours_show_the_same_part(tmp_path: Path) -> None:
     pixels = torch.zeros(375, 500, 3, dtype=torch.uint8)
     pixels[150:225, 200:300] = 255
     Image.fromarray(pixels.numpy()).save(tmp_path / "0.jpg", quality=95)
-    usual, label = UsualImages(tmp_path, ["0.jpg"])[0]
+    usual, label = UsualImages([tmp_path / "0.jpg"], [0], square_of, 96, (MEAN, STD))[0]
     files = ImageFiles(tmp_path, ["0.jpg"], torch.tensor([0]), side=96, mean=MEAN, std=STD)
     ours, _ = files[0]
     assert usual.shape == ours.shape == (3, 96, 96)

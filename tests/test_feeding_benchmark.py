@@ -13,7 +13,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
 from benchmarks.speed import feeding
-from benchmarks.speed.feeding import BENCHMARK, MEAN, SIDE, STD, UsualImages
+from benchmarks.speed.feeding import BENCHMARK, MEAN, SIDE, STD, usual_images
 
 from batchwright.training.loop import open_task
 from batchwright.workload.data import sources
@@ -82,7 +82,7 @@ def test_both_arms_hand_over_the_same_kind_of_batch(
     indices = next(feeding.endless(4))
     ours, labels = next(iter(task.training.batches([indices], epoch=0, resolution=SIDE)))
     files = task.training.files
-    usual = UsualImages(root)
+    usual = usual_images(root)
     assert len(usual) == 4
     for index, image, label in zip(indices.tolist(), ours, labels.tolist(), strict=True):
         other, named = usual[index]

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -50,6 +51,8 @@ FILES, SIZE, QUALITY = 1024, (500, 375), 90
 SIDE, LOADERS = 96, 2
 MARGIN = 1.15  # shorter side of an image over that of the square cut out of it, as in the store
 MEAN, STD = (0.46, 0.45, 0.42), (0.28, 0.28, 0.30)
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom of a part, in pixels."""
 
 BENCHMARK = Benchmark(
     "data_path",
@@ -131,8 +134,9 @@ def ours(turns: Turns, root: Path, names: list[str]) -> None:
 
 def pil(turns: Turns, root: Path, names: list[str]) -> None:
     """Make batches by the usual code in a DataLoader, a turn at a time."""
+    paths = [root / name for name in names]
     loader = DataLoader(
-        UsualImages(root, names),
+        UsualImages(paths, [0] * len(paths), square_of, SIDE, (MEAN, STD)),
         batch_size=BATCH,
         shuffle=True,
         num_workers=LOADERS,
@@ -144,12 +148,34 @@ def pil(turns: Turns, root: Path, names: list[str]) -> None:
             turns.step_done(len(images))
 
 
-class UsualImages(Dataset[tuple[Tensor, int]]):
-    """Decode the whole image, crop, resize, mirror, normalize; one by one."""
+def square_of(width: int, height: int) -> Box:
+    """A random square."""
+    edge = round(min(width, height) / MARGIN)
+    left, top = random.randint(0, width - edge), random.randint(0, height - edge)
+    return left, top, left + edge, top + edge
 
-    def __init__(self, root: Path, names: list[str]) -> None:
-        self._paths = [root / name for name in names]
-        self._mean, self._std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
+
+class UsualImages(Dataset[tuple[Tensor, int]]):
+    """Decode the whole image, crop, resize, mirror, normalize; one by one.
+
+    Args:
+        paths: The files.
+        labels: Their labels.
+        part_of: Draws the part of an image, for its width and height.
+        side: Side of the result, in pixels.
+        statistics: Mean and standard deviation of each channel.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        labels: Sequence[int],
+        part_of: Callable[[int, int], Box],
+        side: int,
+        statistics: tuple[Sequence[float], Sequence[float]],
+    ) -> None:
+        self._paths, self._labels, self._part_of, self._side = paths, labels, part_of, side
+        self._mean, self._std = (torch.tensor(values).view(3, 1, 1) for values in statistics)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -157,16 +183,12 @@ class UsualImages(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         with Image.open(self._paths[index]) as file:
             image = file.convert("RGB")
-        edge = round(min(image.size) / MARGIN)
-        left = random.randint(0, image.width - edge)
-        top = random.randint(0, image.height - edge)
-        image = image.resize(
-            (SIDE, SIDE), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge)
-        )
+        size, bilinear = (self._side, self._side), Image.Resampling.BILINEAR
+        image = image.resize(size, bilinear, box=self._part_of(*image.size))
         if random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
-        return pixels.sub_(self._mean).div_(self._std).contiguous(), 0
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
+        return pixels.sub_(self._mean).div_(self._std), self._labels[index]
 
 
 if __name__ == "__main__":

@@ -37,11 +37,10 @@ from pathlib import Path
 from statistics import median
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from batchwright.distributed.processes import spinning_shortly
 from batchwright.records import Plan
@@ -54,6 +53,7 @@ from benchmarks.harness.figures import Figure, ratios
 from benchmarks.harness.images import smaller_folder
 from benchmarks.harness.plans import CPU, ENDLESS, ONE_WORKER, facts_of, fixed_plan, job_from
 from benchmarks.harness.turns import Arm, Turns, images_per_second
+from benchmarks.speed.data_path import Box, UsualImages
 
 FILES, HELD_OUT = 960, 160  # whole batches
 SIZE, QUALITY = (500, 375), 90  # width and height in px, as most of ImageNet's; of JPEG
@@ -181,7 +181,7 @@ def endless(count: int) -> Iterator[Tensor]:
 
 def usual(turns: Turns, root: Path, loaders: int) -> None:
     """Hand over the batches of a DataLoader, a turn at a time."""
-    dataset = UsualImages(root)
+    dataset = usual_images(root)
     loader = DataLoader(
         dataset,
         batch_size=BATCH,
@@ -193,31 +193,16 @@ def usual(turns: Turns, root: Path, loaders: int) -> None:
         turns.step_done(len(images))
 
 
-class UsualImages(Dataset[tuple[Tensor, int]]):
+def usual_images(root: Path) -> UsualImages:
     """Training images in folders of their classes, as one writes it with Pillow."""
-
-    def __init__(self, root: Path) -> None:
-        self._paths = files_of(root)
-        classes = sorted({path.parent.name for path in self._paths})
-        self._labels = [classes.index(path.parent.name) for path in self._paths]
-        self._mean, self._std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        with Image.open(self._paths[index]) as file:
-            image = file.convert("RGB")
-        box = random_part(*image.size)
-        image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box)
-        if random.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
-        return pixels.sub_(self._mean).div_(self._std), self._labels[index]
+    paths = files_of(root)
+    classes = sorted({path.parent.name for path in paths})
+    labels = [classes.index(path.parent.name) for path in paths]
+    return UsualImages(paths, labels, random_part, SIDE, (MEAN, STD))
 
 
-def random_part(width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of a part, as torchvision's RandomResizedCrop draws it."""
+def random_part(width: int, height: int) -> Box:
+    """A part, as torchvision's RandomResizedCrop draws it."""
     for _ in range(10):
         area = width * height * random.uniform(LEAST_AREA, 1)
         shape = math.exp(random.uniform(-math.log(WIDEST), math.log(WIDEST)))

@@ -89,19 +89,18 @@ def plan(
     refuse_bad_figure(figure)
     profiles = [read_record(place, Profile) for place in places]
     decided = verbs.plan(profiles, overrides, runs=run or ())
-    on_stdout = result_on_stdout(out, as_json)
-    kept = out is not None and not on_stdout
-    if kept:  # before the reasons, whose reader may be gone
+    if out is not None:  # before the reasons, whose reader may be gone
         write_result(decided, out, as_json)
     if explain or out is not None or sys.stdout.isatty():
         # For `| less` and the like, where nothing else goes there.
-        print_plan(decided, explain=explain, reasons=None if on_stdout else sys.stdout)
+        reasons = None if result_on_stdout(out, as_json) else sys.stdout
+        print_plan(decided, explain=explain, reasons=reasons)
     if figure is not None:
         from batchwright.reporting.render.figures import write_plan_figure
 
         drawn, numbers = write_plan_figure(decided, profiles, figure)
         print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
-    if not kept:
+    if out is None:
         write_result(decided, out, as_json)
 
 

@@ -248,6 +248,8 @@ def _as_good(one: Mean | None, best: Mean | None) -> bool:
     r"""Whether the seeds cannot tell two means apart; not known for single runs, so `False`.
 
     .. math:: \lvert x_1 - x_2 \rvert \le 1.96 \sqrt{u_1^2 + u_2^2}
+
+    The normal law takes errors as known; two or three seeds tell two settings apart less surely.
     """
     if one is None or best is None or one.standard_error is None or best.standard_error is None:
         return False
