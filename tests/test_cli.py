@@ -844,7 +844,7 @@ def test_the_folder_of_a_sweep_is_no_run(refused, place):
 
 def test_a_plan_of_several_rows_counts_its_stages(capsys):
     output.print_plan(make_hybrid_plan(), explain=False)
-    assert ", 16, 24, 32 px in 6 stages, rate " in capsys.readouterr().err
+    assert ", 16, 24, 32 px in 6 stages, sgd at rate " in capsys.readouterr().err
 
 
 def test_at_a_terminal_a_plan_is_shown_and_printed_only_if_asked(command, place, monkeypatch):

@@ -410,6 +410,28 @@ def test_each_trial_has_its_lines_where_no_display_can_move():
     assert len(lines) == 6
 
 
+def test_seconds_beyond_the_budget_are_shown_as_they_are(monkeypatch):
+    told, now = [], [100.0]
+    reporter = Reporter(lambda *line: told.append(line), 20)
+    monkeypatch.setattr(reporter, "_clock", lambda: now[0])
+    reporter.begin()
+    for spent in (19.9, 20.0, 54.3):
+        now[0] = 100.0 + spent
+        reporter("2 workers")
+    reporter.trial("trial 1: sgd", 0.0, 30.0)
+    now[0] += 30.0
+    reporter("2 workers")
+    assert told[-1] == told[-3]  # the trial's seconds are not of the budget
+    reporter.finish()
+    del told[-3:-1]
+    assert told[1:] == [
+        (19, 20, "measuring 2 workers, seconds"),
+        (20, 40, "measuring 2 workers, past probe.budget, seconds"),
+        (54, 60, "measuring 2 workers, past probe.budget, seconds"),
+        (85, 85, "measured, seconds"),
+    ]
+
+
 def test_an_evaluation_that_does_not_fit_is_timed_with_half_as_many_images():
     bench, tried, fitting = tiny_bench(), [], 2
     pass_of = bench.outputs_and_loss

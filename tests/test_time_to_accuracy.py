@@ -115,8 +115,26 @@ def test_looks_settle_loaders_length_and_rate(tmp_path: Path) -> None:
     assert best.loaders == {"torch": 2, "lightning": 2}
     assert best.epochs == 30  # 120 s, four seconds each
     assert best.rate == 0.3
-    assert len(bench.order) == 2 * len(LOADERS) + len(FIRST_RATES) + 1  # and 1.0, beyond the best
-    assert all(one.look and one.seed == 10 for one in bench.order)
+    looks = [one for one in bench.order if one.look]
+    assert len(looks) == 2 * len(LOADERS) + len(FIRST_RATES) + 1  # and 1.0, beyond the best
+    assert all(one.seed == 10 for one in looks)
+    whole = bench.order[len(looks) :]
+    assert [(one.arm, one.seed, one.epochs) for one in whole] == [("torch", 0, 30)] * 4
+    assert {one.rate for one in whole} == {0.03, 0.1, 0.3, 1.0}  # all are near the best look
+
+
+def test_whole_trainings_settle_the_rate_among_those_of_good_looks(tmp_path: Path) -> None:
+    looks = {0.03: 40.0, 0.1: 55.0, 0.3: 60.0, 1.0: 62.0, 3.0: 10.0}
+    whole = {0.1: 70.0, 0.3: 69.0, 1.0: 60.0}
+
+    class Other(MadeUp):
+        def _script(self, asked: Asked) -> dict[str, Any]:
+            made = super()._script(asked)
+            assert asked.rate is not None
+            return {**made, "accuracy": (looks if asked.look else whole)[asked.rate]}
+
+    best = runs.tuned(Other(tmp_path / "lines.jsonl"), SHORT, TASKS[SHORT])
+    assert best.rate == 0.1
 
 
 def test_the_best_rate_lies_between_two_others_or_at_the_end_of_all() -> None:
@@ -127,7 +145,8 @@ def test_the_best_rate_lies_between_two_others_or_at_the_end_of_all() -> None:
             tried.append(rate)
             return -abs(log(rate / wanted))
 
-        assert runs.best_rate(accuracy) == wanted
+        found = runs.look_at_rates(accuracy)
+        assert max(found, key=found.__getitem__) == wanted
         assert len(tried) == len(set(tried))  # each is trained once
         near = RATES.index(wanted)
         assert {*FIRST_RATES, *RATES[max(near - 1, 0) : near + 2]} <= set(tried)
@@ -151,12 +170,14 @@ def test_pairs_are_made_in_turns_short_tasks_first_and_once(
     tasks = {name: TASKS[name] for name in (LONG, SHORT)}
     bench = MadeUp(lines, lightning=Path("python"))
     runs.gather(bench, tasks)
-    made = [one for one in bench.order if not one.look]
+    # Each task begins with whole trainings for its rate, of which 0.3 is the best.
+    made = [one for one in bench.order if not one.look and one.rate in (None, 0.3)]
     names = [one.task for one in made]
-    assert names == ([SHORT] * 4 + [LONG] * 4) * 3 + [SHORT] * 2
-    assert [one.arm for one in made[:4]] == ["torch", "ours", "lightning", "ours"]
-    assert [one.against for one in made[:4]] == [None, "torch", None, "lightning"]
-    assert made[1].target == 51.0
+    assert names[:10] == [SHORT] * 5 + [LONG] * 5
+    assert names[10:] == ([SHORT] * 4 + [LONG] * 4) * 2 + [SHORT] * 2
+    assert [one.arm for one in made[:5]] == ["torch", "torch", "ours", "lightning", "ours"]
+    assert [one.against for one in made[:5]] == [None, None, "torch", None, "lightning"]
+    assert made[2].target == 51.0
     assert [one.burner for one in made].count(True) == 2
     again = MadeUp(lines, lightning=Path("python"), until=time.monotonic())
     runs.gather(again, tasks)
@@ -360,6 +381,28 @@ def test_a_report_is_of_one_processor_that_of_the_last_run() -> None:
     lines += made_pair(SHORT, "lightning", ours=80.0, processor="older")
     (pair,) = pairs_of([*lines[2:], *lines[:2]])
     assert pair.ratio == 5
+
+
+@pytest.mark.parametrize(("accuracy", "rate"), [(59.0, 0.1), (61.0, 1.0)])
+def test_pairs_count_at_the_rate_with_which_the_loop_by_hand_is_most_accurate(
+    accuracy: float, rate: float
+) -> None:
+    lines = [line for seed in (0, 1) for line in made_pair(SHORT, "torch", seed)]
+    lines += made_pair(SHORT, "lightning")
+    lines += [{**line, "burner": True} for line in lines[:2]]
+    other = made_pair(SHORT, "torch", 0)
+    lines += [{**other[0], "rate": 1.0, "accuracy": accuracy}, {**other[1], "target": accuracy}]
+    lines += [{**other[0], "rate": 1.0, "accuracy": 70.0, "seed": 1}]  # the first seed decides
+    pairs = pairs_of(lines)
+    assert {pair.theirs["rate"] for pair in pairs} == {rate}
+    assert len(pairs) == (4 if rate == 0.1 else 1)
+
+
+def test_pairs_from_before_loader_processes_were_tuned_again_no_longer_count() -> None:
+    lines = made_pair(SHORT, "torch", 0)
+    again = made_pair(SHORT, "torch", 1)
+    again[0]["loaders"] = 1
+    assert [pair.ours["seed"] for pair in pairs_of([*lines, *again])] == [1]
 
 
 def test_a_goal_that_is_missed_counts_as_a_tenth() -> None:

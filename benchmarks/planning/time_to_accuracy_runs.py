@@ -62,6 +62,7 @@ SEEDS = (0, 1, 2)
 LOADERS = (0, 1, 2)
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 FIRST_RATES = (0.03, 0.1, 0.3)  # others only beyond the best one
+NEAR = 10.0  # points below the best look, within which a rate gets a whole training
 LOOK_SEED, LOOK_PART, LOOK_EPOCHS = 10, 4, 2  # tuning: a quarter of the images, `plain_images.LOOK`
 SHORT, LONG = 120.0, 640.0  # seconds that a script should take
 LINES = RESULTS / "time-to-accuracy-runs.jsonl"
@@ -480,7 +481,10 @@ class Tuned(NamedTuple):
 
 
 def tuned(bench: Bench, name: str, task: Task) -> Tuned:
-    """Tune a task: loader processes by time, epochs by that time, the rate by held-out accuracy."""
+    """Tune a task: loader processes by time, epochs by that time, the rate by accuracy.
+
+    Looks on a part of the images tell which rates are worth a whole training with `SEEDS`' first.
+    """
     first = Asked(name, "torch", LOOK_SEED, LOOK_EPOCHS, 0, FIRST_RATES[1], look=True)
     seconds = {
         script: {
@@ -492,19 +496,25 @@ def tuned(bench: Bench, name: str, task: Task) -> Tuned:
     loaders = {script: min(found, key=found.__getitem__) for script, found in seconds.items()}
     epochs = math.ceil(task.seconds / (LOOK_PART * min(seconds["torch"].values())))
     look = replace(first, epochs=epochs, loaders=loaders["torch"])
-    rate = best_rate(lambda rate: float(bench.made(replace(look, rate=rate))["accuracy"]))
-    return Tuned(epochs, rate, loaders)
+    whole = replace(look, look=False, seed=SEEDS[0])
+
+    def accuracy(run: Asked, rate: float) -> float:
+        return float(bench.made(replace(run, rate=rate))["accuracy"])
+
+    looks = look_at_rates(partial(accuracy, look))
+    near = [rate for rate, found in looks.items() if found >= max(looks.values()) - NEAR]
+    return Tuned(epochs, max(near, key=partial(accuracy, whole)), loaders)
 
 
-def best_rate(accuracy: Callable[[float], float]) -> float:
-    """The best of `FIRST_RATES`; while it is the last at one end, the next of `RATES` is tried."""
+def look_at_rates(accuracy: Callable[[float], float]) -> dict[float, float]:
+    """Accuracy at `FIRST_RATES`, and at the next of `RATES` while the best is at one end."""
     found = {rate: accuracy(rate) for rate in FIRST_RATES}
     while True:
         best = max(found, key=found.__getitem__)
         near = RATES.index(best)
         beyond = {*RATES[max(near - 1, 0) : near + 2]} - found.keys()
         if not beyond:
-            return best
+            return found
         found |= {rate: accuracy(rate) for rate in beyond}
 
 

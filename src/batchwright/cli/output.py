@@ -224,7 +224,7 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
     print(
         f"plan: {counted(plan.workers, 'worker')}, {batches}, "
         f"{sides} px{rows}, "
-        f"rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
+        f"{plan.update} at rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
         file=sys.stderr,
     )
 

@@ -290,7 +290,10 @@ def unlike(prepared: Prepared) -> str:
 
 
 class Reporter:
-    """Reports how much of the budget is spent, in whole seconds.
+    """Reports how much of the budget is spent, in whole seconds, and at the end all seconds.
+
+    Trials do not count in the budget. Where the fewest and smallest steps take longer than the
+    budget, the seconds in all grow by a whole budget at a time.
 
     Args:
         progress: As for `probe`; `None`: nothing is reported.
@@ -301,6 +304,7 @@ class Reporter:
         self._progress, self._total = progress, max(1, math.ceil(budget))
         self._clock: Callable[[], float] = time.perf_counter
         self._began = self._clock()
+        self._trials_seconds, self._trials_since = 0.0, math.inf  # finite while trials are made
         self("the start of the workers")
 
     def begin(self) -> None:
@@ -309,11 +313,17 @@ class Reporter:
 
     def __call__(self, what: str) -> None:
         """Report what is measured next."""
-        spent = min(self._total - 1, int(self._clock() - self._began))
-        self._tell(spent, f"measuring {what}, seconds")
+        now = self._clock()
+        self._trials_seconds += max(0.0, now - self._trials_since)
+        self._trials_since = math.inf
+        spent = int(now - self._began - self._trials_seconds)
+        budgets = 1 + spent // self._total
+        past = ", past probe.budget" if budgets > 1 else ""
+        self._tell(spent, f"measuring {what}{past}, seconds", budgets * self._total)
 
     def trial(self, name: str, share: float, left: float) -> None:
         """Report the share of a trial that is done, and the seconds ``left`` for all trials."""
+        self._trials_since = min(self._trials_since, self._clock())
         if self._progress is not None:
             time_left = timedelta(seconds=max(0, math.ceil(left)))
             words = f"{name}, up to {time_left} left for trials" if share < 1 else name
@@ -321,9 +331,9 @@ class Reporter:
 
     def finish(self) -> None:
         """Report that the measurements are complete."""
-        self._total = max(1, math.ceil(self._clock() - self._began))
-        self._tell(self._total, "measured, seconds")
+        spent = max(1, math.ceil(self._clock() - self._began))
+        self._tell(spent, "measured, seconds", spent)
 
-    def _tell(self, done: int, what: str) -> None:
+    def _tell(self, done: int, what: str, total: int) -> None:
         if self._progress is not None:
-            self._progress(done, self._total, what)
+            self._progress(done, total, what)
