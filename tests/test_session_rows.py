@@ -342,6 +342,19 @@ def test_recalibration_leaves_no_trace():
     assert [module.training for module in network.modules()] == modes
 
 
+def test_recalibration_does_not_hinder_the_backward_pass_of_a_batch_under_way():
+    gradients = []
+    for between in (False, True):
+        network = make_network()
+        loss = network(batches_of(1, 4)[0][1]).square().sum()
+        if between:
+            with taken_anew(network, batches_of(2, 4), Alone()):
+                pass
+        loss.backward()
+        gradients.append([parameter.grad for parameter in network.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
 def test_synchronized_layers_keep_their_statistics():
     """They would wait for the other workers in each batch, of which each has its own number."""
     network, modes = make_network(), []

@@ -130,7 +130,7 @@ def recalibrated(
     finally:
         for layer, buffers in zip(layers, own, strict=True):
             for name, buffer in layer.named_buffers():
-                buffer.copy_(buffers[name])
+                present(buffer).copy_(buffers[name])
 
 
 def _layers(model: nn.Module) -> list[_BatchNorm]:
@@ -194,7 +194,9 @@ def _only_normalization_trains(model: nn.Module, layers: Sequence[_BatchNorm]) -
     model.eval()
     for layer in layers:
         layer.training, layer.momentum = True, 1.0
-        layer.reset_running_stats()  # what is infinite or not a number would stay
+        present(layer.running_mean).zero_()  # what is infinite or not a number would stay
+        present(layer.running_var).fill_(1)
+        present(layer.num_batches_tracked).zero_()
     try:
         yield
     finally:
