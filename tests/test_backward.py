@@ -301,6 +301,32 @@ def test_parts_are_computed_without_the_activations_of_the_failed_batch(failures
     torch.testing.assert_close(found, list(wanted))
 
 
+@pytest.mark.parametrize("tight", ["forward", "backward"])
+def test_layers_that_are_frozen_and_unfrozen_on_the_way_have_the_gradient_of_the_whole_batch(tight):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(BATCH, 4), torch.arange(BATCH) % 3
+
+    def loss_of(part):
+        if tight == "forward" and len(part[0]) > room:
+            raise RuntimeError(BYTES)
+        hidden = model[:2](part[0])
+        hidden = Tight.apply(hidden, room) if tight == "backward" else hidden
+        return functional.cross_entropy(model[2](hidden), part[1])
+
+    parts = recovering.Recovering(model.parameters(), lambda _: None)
+    for first, last, room in ((False, True, BATCH), (True, True, 3), (True, False, 1)):
+        model[0].requires_grad_(first)
+        model[2].requires_grad_(last)
+        model.zero_grad()
+        loss = parts.loss(loss_of, batch)
+        parts.backward(loss.backward)
+        trained = [one for one in model.parameters() if one.requires_grad]
+        found, room = [one.grad for one in trained], BATCH
+        torch.testing.assert_close(found, list(torch.autograd.grad(loss_of(batch), trained)))
+    parts.close()
+
+
 def narrow_gradients(tight, scaler, factor=1e-5):
     """Of a loss so small that float16 holds its gradients only if it is scaled, and in float32.
 

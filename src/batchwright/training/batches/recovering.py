@@ -33,7 +33,7 @@ class Recovering:
     """Computes a batch's loss, in smaller parts once memory has run out.
 
     Args:
-        parameters: The trained parameters.
+        parameters: All parameters; those that require gradients at a batch are trained.
         tell: Called with a line of text whenever parts become smaller.
         scaler: `torch.amp.GradScaler` that the trainer scales the loss by; ``None``: it does not.
 
@@ -49,13 +49,19 @@ class Recovering:
         tell: Callable[[str], None],
         scaler: Any = None,
     ) -> None:
-        self._trained = [one for one in parameters if one.requires_grad]
+        self._parameters = list(parameters)
         self._tell, self._scaler, self.most = tell, scaler, None
         self._whole: _WholeBatch | None = None  # what `backward` may have to compute again
         self._loss: Tensor | None = None  # its loss; the activations behind it would be in the way
         self._arrived: Tensor | None = None  # the gradient that flowed into the loss there
-        self._done: set[int] = set()  # parameters whose gradients it has computed, by index
-        self._hooks: list[Any] = []  # from the first batch on, so that nobody else pays for them
+        self._done: set[int] = set()  # parameters whose gradients it has computed, by `id`
+        # By `id` of their parameters; from the first batch on, so that nobody else pays for them.
+        self._hooks: dict[int, Any] = {}
+
+    @property
+    def _trained(self) -> list[nn.Parameter]:
+        """What is trained now; layers may be frozen and unfrozen on the way."""
+        return [one for one in self._parameters if one.requires_grad]
 
     def loss(
         self,
@@ -74,13 +80,11 @@ class Recovering:
                 forward pass, as on the other workers, and the parts before go past it.
             summed: Whether parts' losses add up to the batch's, in place of their mean.
         """
-        if not self._hooks:
-            self._hooks = [
-                one.register_post_accumulate_grad_hook(
-                    lambda _, number=number: self._done.add(number)
+        for one in self._trained:
+            if id(one) not in self._hooks:
+                self._hooks[id(one)] = one.register_post_accumulate_grad_hook(
+                    lambda parameter: self._done.add(id(parameter))
                 )
-                for number, one in enumerate(self._trained)
-            ]
         samples = samples_in(batch)
         whole = self._whole = _WholeBatch(compute, batch, samples, wrapper, summed)
         while True:
@@ -135,10 +139,8 @@ class Recovering:
             self._halve(cut)
         left = [
             (gradient * parameter).sum()
-            for number, (gradient, parameter) in enumerate(
-                zip(gradients, self._trained, strict=True)
-            )
-            if gradient is not None and number not in self._done
+            for gradient, parameter in zip(gradients, self._trained, strict=True)
+            if gradient is not None and id(parameter) not in self._done
         ]
         if left:
             total = torch.stack([one.float() for one in left]).sum()
@@ -146,15 +148,16 @@ class Recovering:
         return None
 
     def close(self) -> None:
-        """Remove the hooks from the parameters."""
-        for one in self._hooks:
+        """Remove the hooks from the parameters, and let go of a batch without a backward pass."""
+        for one in self._hooks.values():
             one.remove()
+        self._whole = self._loss = self._arrived = None
 
     def _note_arrival(self, number: int, gradients: Sequence[Tensor]) -> None:
         self._arrived = gradients[number].detach()
 
     def _halve(self, cut: int) -> None:
-        release_memory(self._trained[0].device)
+        release_memory(self._parameters[0].device)
         self.most = cut // 2
         self._tell(
             f"memory ran out with {cut} samples: they are computed again in parts of "
