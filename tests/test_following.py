@@ -44,3 +44,21 @@ def test_a_pass_lasts_from_the_end_of_the_one_before_to_its_last_gradient(monkey
     assert watched == [(3, False), (4, True), (3, True), (2, True)]
     assert not follower.timed
     follower.close()
+
+
+def test_the_smaller_last_step_is_left_out_also_where_a_training_goes_on_within_an_epoch(
+    monkeypatch,
+):
+    weight, sampler = nn.Parameter(torch.ones(1)), bw.Sampler(7, 2, rank=0, workers=1)
+    assert len(list(sampler)) == 4
+    follower, usual = Follower(sampler, [weight]), []
+    follower.before = 1  # the Trainer goes through all batches, and skips the first
+    for _ in range(3):
+        follower.begin()
+        weight.sum().backward()
+        follower.exchanged()
+    monkeypatch.setattr(follower._balancer, "watch", lambda *_, **how: usual.append(how["usual"]))
+    follower.end_epoch()
+    follower.close()
+    assert usual == [False, True, False]
+    assert follower.before == 0

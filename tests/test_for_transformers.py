@@ -94,8 +94,19 @@ def rare_images():
     return Rare(), Images()
 
 
+class Open(Small):
+    """Takes any arguments, as the models of Transformers do, and so the number of labels."""
+
+    def forward(self, pixel_values, labels, **_):
+        return super().forward(pixel_values, labels)
+
+
 def images():
     return Small(), Images()
+
+
+def open_images():
+    return Open(), Images()
 
 
 def tight_images():
@@ -113,11 +124,11 @@ def texts():
     return transformers.GPT2LMHeadModel(config), Texts()
 
 
-def trainer_of(folder, make=images, batch=BATCH, passes=1, data=None, **how):
+def trainer_of(folder, make=images, batch=BATCH, passes=1, data=None, kind="Noting", **how):
     import accelerate
     import transformers
 
-    from transformers_parts import Noting
+    import transformers_parts
 
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
@@ -140,7 +151,7 @@ def trainer_of(folder, make=images, batch=BATCH, passes=1, data=None, **how):
             **how,
         },
     )
-    made = Noting(model, args, train_dataset=data or found)
+    made = getattr(transformers_parts, kind)(model, args, train_dataset=data or found)
     made.seen = []
     return made
 
@@ -216,6 +227,8 @@ def alone(tmp_path_factory):
         {"make": rare_images, "ddp_find_unused_parameters": True, "room": 4},
         {"make": texts},
         {"make": texts, "passes": 2, "batch": BATCH // 2, "room": 3},
+        {"make": open_images, "kind": "Mean"},
+        {"make": open_images, "kind": "Mean", "passes": 2, "batch": BATCH // 2, "room": 2},
     ],
     ids=[
         "images",
@@ -226,6 +239,8 @@ def alone(tmp_path_factory):
         "unused in parts",
         "tokens",
         "tokens in parts",
+        "means",
+        "means in parts",
     ],
 )
 def test_gradients_are_those_of_one_process(crew, alone, tmp_path, how):
@@ -366,6 +381,23 @@ def test_an_automatic_plan_is_for_the_epochs_that_the_trainer_begins(
     assert words in capsys.readouterr().err
 
 
+def test_an_automatic_plan_takes_the_place_of_the_trainers_accumulation(monkeypatch, tmp_path):
+    from batchwright.workflows.trainers import transformers as ours
+
+    bases, plan = [], make_tiny_plan((2 * BATCH,), samples=SAMPLES)
+    monkeypatch.setattr(ours, "probed", lambda *_, base_batch, **__: bases.append(base_batch))
+    monkeypatch.setattr(ours, "automatic", lambda *_: plan)
+    try:
+        trainer = trainer_of(tmp_path, passes=3, num_train_epochs=1)
+        follow = bw.ForTransformers(trainer, "auto")
+        trainer.train()
+    finally:
+        closed()
+    assert bases == [3 * BATCH]  # for which the rate is assumed to hold
+    assert (follow.arrangement.global_batch, follow.arrangement.passes) == (2 * BATCH, 1)
+    assert trainer.state.global_step == -(-SAMPLES // (2 * BATCH))
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(Images())
@@ -424,6 +456,65 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(tmp_path):
             made.train()
         with pytest.raises(PlanError, match=r"has a bw\.ForTransformers already"):
             bw.ForTransformers(made, "auto")
+    finally:
+        closed()
+
+
+def test_a_loss_that_may_be_a_mean_or_a_sum_is_refused_where_a_step_has_parts(tmp_path):
+    try:
+        made = trainer_of(tmp_path, open_images, kind="Own", passes=2)
+        bw.ForTransformers(made)
+        with pytest.raises(PlanError, match="Own computes its loss by itself") as told:
+            made.train()
+        assert "\n" not in str(told.value)
+        made = trainer_of(tmp_path, open_images, kind="Own", max_steps=1)
+        bw.ForTransformers(made)
+        made.train()
+        assert made.state.global_step == 1
+    finally:
+        closed()
+
+
+def test_each_training_has_the_plans_rates_also_with_a_model_of_its_own(tmp_path, capfd):
+    try:
+        made = trainer_of(tmp_path, num_train_epochs=1)
+        made.model_init = lambda: images()[0]
+        bw.ForTransformers(made, make_tiny_plan((2 * BATCH,), samples=SAMPLES, factor=2))
+        for _ in range(2):
+            made.train()
+            assert made.optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
+    finally:
+        closed()
+    assert "learning rate stays" not in capfd.readouterr().err
+
+
+def test_a_training_whose_accumulation_was_changed_since_the_last_one_has_it(tmp_path):
+    try:
+        made = trainer_of(tmp_path, num_train_epochs=1)
+        follow = bw.ForTransformers(made)
+        for passes in (1, 1, 2):
+            made.args.gradient_accumulation_steps = passes
+            made.train()
+            assert follow.arrangement.passes == passes
+            assert made.state.global_step == -(-SAMPLES // (passes * BATCH))
+    finally:
+        closed()
+
+
+def test_a_training_that_an_error_has_ended_leaves_nothing_to_the_next(tmp_path):
+    def broken(samples):
+        raise ValueError("broken")
+
+    try:
+        made = trainer_of(tmp_path, max_steps=1)
+        bw.ForTransformers(made)
+        made.take = broken
+        with pytest.raises(ValueError, match="broken"):
+            made.train()
+        made.take = None
+        made.train()
+        assert not any(p._post_accumulate_grad_hooks for p in made.model.parameters())
+        assert "backward" not in vars(made.accelerator)
     finally:
         closed()
 

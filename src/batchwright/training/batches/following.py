@@ -31,11 +31,15 @@ class Follower:
     Args:
         sampler: The sampler whose shares follow the speeds.
         parameters: All trained parameters, on their device.
+
+    Attributes:
+        before: Batches of the pass over the sampler that came before those that are timed.
     """
 
     def __init__(self, sampler: Sampler, parameters: Iterable[nn.Parameter]) -> None:
         trained = [one for one in parameters if one.requires_grad]
         self._sampler, self._device = sampler, trained[0].device
+        self.before = 0
         self._times: list[tuple[Moment, Moment]] = []
         self._exchange_end: Moment | None = None  # of the pass before
         self._computed = 0  # passes that were computed: not one whose loop was left before
@@ -65,7 +69,7 @@ class Follower:
 
     def forget(self) -> None:
         """Forget the passes timed so far: another epoch begins."""
-        self._times, self._exchange_end, self._computed = [], None, 0
+        self._times, self._exchange_end, self._computed, self.before = [], None, 0, 0
 
     def leave_out(self) -> None:
         """Do not count the time until the next pass, such as an evaluation's."""
@@ -89,10 +93,12 @@ class Follower:
         everyone: list[list[float]] = [own] * sampler.workers
         if sampler.workers > 1:
             distributed.all_gather_object(everyone, own)
+        before = self.before
         self.forget()
         for index, seconds in enumerate(zip(*everyone, strict=True)):
             # The first step is cold; the last may be a tail.
-            usual = index > 0 and sampler.part(index * passes).total == sampler.global_batch
+            part = sampler.part(before + index * passes)
+            usual = index > 0 and part.total == sampler.global_batch
             self._balancer.watch(sampler.local_batch_sizes, seconds, usual=usual)
         wanted = self._balancer.look(epoch_ends=True)
         if wanted is not None:

@@ -8,6 +8,7 @@ the shares of the next epoch.
 from __future__ import annotations
 
 from functools import partial
+from inspect import unwrap
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ class ForTransformers:
         self._epoch: int | None = None  # the current epoch, once the training has begun one
         self._index, self._part = -1, Part(1, 1, 1)
         self._training = False
-        self._rates: list[float] = []  # learning rates by the plan
+        self._set: tuple[int, int] | None = None  # batch and passes that the arguments were given
+        self._scaled: Any = None  # the optimizer whose learning rates are those of the plan
+        self._rates: list[float] = []  # these rates
         trainer.get_train_dataloader = self._loader
         trainer.compute_loss, trainer.training_step = self._loss, self._pass
         trainer.add_callback(_callback_of(self))
@@ -147,7 +150,8 @@ class ForTransformers:
             epochs = self._epochs_planned(theirs, first=first)
             self.plan = automatic(self._probed(theirs, **self._keys), epochs)
             self._shares = shares = shares or "follow"
-        if self.arrangement is None:  # a second `train()` keeps that of the first
+        found = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        if self.arrangement is None or found != self._set:  # else that of the first `train()` stays
             with refused_in_a_line(first=first):
                 self.arrangement = arranged(
                     self.plan,
@@ -155,18 +159,20 @@ class ForTransformers:
                     trainer="the Trainer",
                     workers=workers,
                     batch=batch_of(theirs),
-                    passes=args.gradient_accumulation_steps,
+                    # An automatic plan takes the place of the Trainer's accumulation.
+                    passes=1 if self._auto else args.gradient_accumulation_steps,
                     samples=len(theirs.dataset),
                     words=_WORDS,
                 )
+                _refuse_unknown_losses(trainer, workers * self.arrangement.passes)
             if self.plan is not None:
                 tell(self.arrangement.words(workers, **_WORDS), first=first)
-                trainer.create_optimizer()
-                scale_rates([trainer.optimizer], [trainer.lr_scheduler], self.arrangement.rate)
-                self._rates = _first_rates(trainer.optimizer)
         made = self.arrangement
+        if self.plan is not None:
+            self._scale_rates(made.rate)
         args.gradient_accumulation_steps = made.passes
         args.per_device_train_batch_size = max(1, made.global_batch // workers // made.passes)
+        self._set = args.per_device_train_batch_size, args.gradient_accumulation_steps
         with refused_in_a_line(first=args.process_index == 0):
             self.sampler = made.sampler(
                 theirs.dataset,
@@ -178,6 +184,15 @@ class ForTransformers:
                 seed=args.data_seed if args.data_seed is not None else args.seed,
             )
         return with_sampler(theirs, self.sampler)
+
+    def _scale_rates(self, factor: float) -> None:
+        """Multiply the optimizer's rates, once; with `model_init` each `train()` has another."""
+        trainer = self._trainer
+        trainer.create_optimizer()
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # as it is prepared
+        if optimizer is not self._scaled:
+            scale_rates([optimizer], [trainer.lr_scheduler], factor)
+            self._scaled, self._rates = optimizer, _first_rates(optimizer)
 
     def _epochs_planned(self, theirs: Any, *, first: bool) -> int | None:
         """The Trainer's epochs, rounded up, for the plan; ``None`` if the job keys set others."""
@@ -203,8 +218,8 @@ class ForTransformers:
     @property
     def _counts_items(self) -> bool:
         """Whether losses are sums over labels, divided by the number of labels of all workers."""
-        trainer = self._trainer
-        return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+        said = _said_of_losses(self._trainer)
+        return _counts_labels(self._trainer) if said is None else said
 
     def _probed(self, loader: Any, **keys: Any) -> Profile:
         trainer, model = self._trainer, self._trainer.model
@@ -233,6 +248,7 @@ class ForTransformers:
         Raises:
             PlanError: The training resumes a checkpoint of steps with another batch.
         """
+        self._let_go()  # of a training that an error has ended
         self._epoch = None
         assert self.sampler is not None  # noqa: S101 - the Trainer has requested its data
         assert self.arrangement is not None  # noqa: S101 - as above
@@ -264,6 +280,8 @@ class ForTransformers:
             self._epoch, done = self._epoch + 1, 0
         self.sampler.set_epoch(self._epoch)
         self._index = done * self.sampler.passes - 1
+        if self._follower is not None:
+            self._follower.before = self._index + 1
 
     def pause(self) -> None:
         """Leave an evaluation or a checkpoint out of the clock."""
@@ -279,13 +297,16 @@ class ForTransformers:
         """Stop measuring and recovering, and leave the process group at exit."""
         if self._trainer.args.world_size > 1:
             leave_group_at_exit()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
         if self._recovering is not None:
             self._recovering.close()
             self._recovering = None
-            del self._trainer.accelerator.backward
+            vars(self._trainer.accelerator).pop("backward", None)
 
     def _pass(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
         """One `training_step` of the Trainer, which is a single forward and backward pass."""
@@ -306,7 +327,8 @@ class ForTransformers:
         """The Trainer's loss; in training its gradient is weighed by the batch's samples."""
         if not self._training:
             return self._compute(model, inputs, *more, **named)
-        items = named.get("num_items_in_batch") is not None and self._counts_items
+        known = named.get("num_items_in_batch") is not None or _said_of_losses(self._trainer)
+        items = bool(known) and self._counts_items
 
         def compute(part: Any) -> Any:
             return self._compute(model, dict(part), *more, **named)
@@ -318,6 +340,42 @@ class ForTransformers:
         if not items:  # else each label has the same weight already
             weigh_gradient(loss, self._part, self._trainer.args.world_size)
         return loss
+
+
+def _counts_labels(trainer: Any) -> bool:
+    """Whether a Trainer counts the labels of a step, for losses to be divided by their number."""
+    return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+
+
+def _said_of_losses(trainer: Any) -> bool | None:
+    """Whether a Trainer's own losses are divided by a number of the whole step, if it says so."""
+    said: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)  # older ones say nothing
+    return said
+
+
+def _package_of(kind: Any) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
+def _refuse_unknown_losses(trainer: Any, parts: int) -> None:
+    """Refuse losses of a step's ``parts`` that may be sums over labels, or means.
+
+    A `compute_loss` of the user's own is told the number of labels, and may divide by it or not.
+    One that calls the Trainer's does.
+    """
+    if parts == 1 or not _counts_labels(trainer) or _said_of_losses(trainer) is not None:
+        return
+    for kind in type(trainer).__mro__:
+        if _package_of(kind) == _package_of(_Callback):  # Transformers' own
+            return
+        own: Any = vars(kind).get("compute_loss")
+        code = getattr(unwrap(own), "__code__", None)
+        if code is not None and "compute_loss" not in code.co_names:
+            raise PlanError(
+                f"{kind.__name__} computes its loss by itself, in compute_loss: set in the class "
+                "loss_is_scaled_for_ga = False if it is the mean over its batch, or True if it is "
+                "a sum divided by num_items_in_batch, times the number of workers"
+            )
 
 
 def _first_rates(optimizer: Any) -> list[float]:
@@ -378,8 +436,8 @@ def _refuse_options(trainer: Any) -> None:
     """Refuse options with which samples would not count once, or not equally."""
     args, accelerator = trainer.args, trainer.accelerator
     kind = str(accelerator.distributed_type).rpartition(".")[2]
-    counting = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    local = counting and not args.average_tokens_across_devices and args.world_size > 1
+    alone = not args.average_tokens_across_devices and args.world_size > 1
+    local = alone and _counts_labels(trainer) and _said_of_losses(trainer) is not False
     for found, what, try_ in (
         (kind not in ("NO", "MULTI_CPU", "MULTI_GPU"), f"{kind}", "DDP, as torchrun starts it"),
         (args.n_gpu > 1, "DataParallel", "torchrun with a process for each GPU"),
