@@ -171,6 +171,22 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew, tmp_path):
     assert (again, total, epoch) == (made | {"shares": None}, batch, 1)
 
 
+def test_an_automatic_plan_takes_the_place_of_the_accelerators_accumulation(monkeypatch):
+    from batchwright.workflows.trainers import accelerate as ours
+
+    bases, plan = [], make_tiny_plan((2 * BATCH,), samples=SAMPLES)
+    monkeypatch.setattr(ours, "probed", lambda *_, base_batch, **__: bases.append(base_batch))
+    monkeypatch.setattr(ours, "automatic", lambda *_: plan)
+    accelerator, _, model, optimizer = opened(passes=3)
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(), "auto", loss=loss_of)
+    finally:
+        closed()
+    assert bases == [3 * BATCH]  # for which the rate is assumed to hold
+    assert (feed.arrangement.global_batch, feed.arrangement.passes) == (2 * BATCH, 1)
+    assert accelerator.gradient_accumulation_steps == 1
+
+
 def test_auto_takes_a_loss_and_nothing_else_does():
     accelerator, _, model, optimizer = opened()
     try:
@@ -332,6 +348,36 @@ def test_a_state_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, alone
     assert sorted(seen) == list(range(SAMPLES))
     for one in after:
         alike(one[2], alone[2])
+
+
+@pytest.mark.slow
+def test_shares_that_are_asked_for_hold_against_those_of_a_state(crew, tmp_path):
+    folder = str(tmp_path / "state")
+    crew.together(trained_with, (3, 1), {"keep": ("save", folder, 7)}, workers=2)
+    how = {"keep": ("load", folder), "epochs": 0}
+    found = [
+        crew.together(trained_with, shares, how, workers=2)[0][3]
+        for shares in (None, "equal", (1, 3))
+    ]
+    assert found == [(12, 4), (8, 8), (4, 12)]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_step_whose_losses_went_past_the_feed_is_told_once(capfd, right):
+    accelerator, _, model, optimizer = opened(passes=2)
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(4))
+        for one in feed:
+            with accelerator.accumulate(model):
+                (feed if right else accelerator).backward(loss_of(model, one))
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.backward(loss_of(model, one))
+        optimizer.step()  # of something else than the feed's batches
+    finally:
+        closed()
+    told = capfd.readouterr().err
+    assert told.count("the optimizer steps without feed.backward(loss)") == (not right)
 
 
 @pytest.mark.slow

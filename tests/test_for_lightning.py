@@ -5,10 +5,13 @@ from __future__ import annotations
 import atexit
 import io
 import os
+import pickle
 import signal
 from contextlib import redirect_stderr
 from importlib.util import find_spec
+from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -207,6 +210,28 @@ def resumed(rank, kept, workers, batch):
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     return module.seen, [p.detach() for p in module.parameters()], validated
+
+
+def divided(rank, kept, shares):
+    """Local batches of a training that goes on from a checkpoint."""
+    from lightning_parts import Module, trainer
+
+    callback = bw.ForLightning(shares=shares)
+    try:
+        trainer(2, callback, max_steps=7).fit(
+            Module(), loader(), ckpt_path=kept, weights_only=False
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+    return callback.sampler.local_batch_sizes
+
+
+@pytest.mark.slow
+def test_shares_that_are_asked_for_hold_against_those_of_a_checkpoint(crew, tmp_path):
+    crew.together(stopped_and_resumed, str(tmp_path), 2, workers=2)
+    (kept,) = Path(tmp_path).glob("*step=6.ckpt")
+    for shares, sizes in ((None, (12, 4)), ("equal", (8, 8)), ((1, 3), (4, 12))):
+        assert crew.together(divided, str(kept), shares, workers=2) == [sizes] * 2
 
 
 def broken_off(rank, folder, passes, how):
@@ -442,6 +467,55 @@ def test_an_automatic_plan_without_a_number_of_epochs_is_refused_before_the_prob
     assert not module.seen
 
 
+def test_a_module_has_a_training_step_of_its_own_again():
+    from lightning_parts import Module, trainer
+
+    module, calls = Module(), []
+    of_class = module.training_step
+
+    def own(batch, batch_idx):
+        calls.append(batch_idx)
+        return of_class(batch, batch_idx)
+
+    module.training_step = own
+    for fits in (1, 2):
+        trainer(1, bw.ForLightning(), max_epochs=1).fit(module, loader())
+        assert module.training_step is own
+        assert len(calls) == fits * -(-SAMPLES // BATCH)
+
+
+def test_a_callback_can_be_sent_to_processes_that_are_spawned():
+    """So does Lightning's strategy `ddp_spawn`."""
+    sent = pickle.loads(pickle.dumps(bw.ForLightning(shares=(3, 1), seed=7)))
+    assert (sent._shares, sent._seed, sent.trained) == ((3, 1), 7, 0)
+
+
+def test_an_automatic_plan_takes_the_place_of_the_trainers_accumulation(monkeypatch):
+    from batchwright.workflows.trainers import lightning as ours
+    from lightning_parts import Module, trainer
+
+    bases, plan = [], make_tiny_plan((2 * BATCH,), samples=SAMPLES)
+    monkeypatch.setattr(ours, "probed", lambda *_, base_batch, **__: bases.append(base_batch))
+    monkeypatch.setattr(ours, "automatic", lambda *_: plan)
+    module, callback = Module(), bw.ForLightning("auto")
+    trainer(1, callback, max_epochs=1, accumulate_grad_batches=3).fit(module, loader())
+    assert bases == [3 * BATCH]  # for which the rate is assumed to hold
+    assert (callback.arrangement.global_batch, callback.arrangement.passes) == (2 * BATCH, 1)
+    assert len(module.gradients) == -(-SAMPLES // (2 * BATCH))
+
+
+def test_the_automatic_plan_of_a_fit_before_follows_speed_as_it_did_there():
+    from lightning_parts import Module
+
+    callback = bw.ForLightning("auto")
+    callback.plan = make_tiny_plan((BATCH, BATCH), samples=SAMPLES)
+    of_two = SimpleNamespace(
+        world_size=2, global_rank=0, accumulate_grad_batches=1, lightning_module=Module()
+    )
+    callback._loader(of_two, SimpleNamespace(dataloader=loader))
+    assert callback.arrangement.follow
+
+
 def test_a_fit_after_a_probe_that_has_failed_has_our_loader_again():
     from lightning_parts import Module, trainer
 
@@ -535,6 +609,29 @@ def test_loader_processes_are_seeded_by_rank_as_without_us_or_as_the_user_says(c
     assert not torch.equal(one, other)
     one, other = crew.together(drawn, seeded, workers=2)
     assert torch.equal(one, other)
+
+
+def test_a_module_may_ask_for_what_its_loader_has():
+    from lightning_parts import Module, trainer
+
+    asked = []
+
+    class Asking(Module):
+        def on_train_epoch_start(self):
+            given = self.trainer.train_dataloader
+            asked.append((given.num_workers, given.pin_memory, given.batch_size))
+
+    trainer(1, bw.ForLightning(), max_epochs=1).fit(Asking(), loader())
+    assert asked == [(0, False, BATCH)]
+
+
+def test_loader_processes_that_stay_between_epochs_end_with_the_fit():
+    from lightning_parts import Module, trainer
+
+    before = set(active_children())
+    made = trainer(1, bw.ForLightning())
+    made.fit(Module(), loader(num_workers=1, persistent_workers=True))
+    assert set(active_children()) <= before
 
 
 def test_a_development_run_says_that_it_does_not_train_on_all_samples(capsys):

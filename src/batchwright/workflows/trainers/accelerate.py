@@ -99,6 +99,7 @@ class ForAccelerate:
             shuffle = _checked(accelerator, loader)
             shares = read_shares(shares)
         workers, first = accelerator.num_processes, accelerator.is_main_process
+        self._given = None if isinstance(shares, str) else shares
         tell_taken_over(loader, first)
         self._auto = plan == "auto"
         if self._auto != (loss is not None) or (keys and not self._auto):
@@ -118,7 +119,8 @@ class ForAccelerate:
                 trainer="accelerate",
                 workers=workers,
                 batch=batch_of(loader),
-                passes=accelerator.gradient_accumulation_steps,
+                # An automatic plan takes the place of the accelerator's accumulation.
+                passes=1 if self._auto else accelerator.gradient_accumulation_steps,
                 samples=len(loader.dataset),
                 words=_WORDS,
             )
@@ -135,6 +137,11 @@ class ForAccelerate:
             list(model.parameters()), accelerator.process_index, accelerator.scaler
         )
         self._index, self._batch = -1, None
+        self._open = False  # whether a loop goes through the batches
+        self._weighed, self._told = 0, False  # losses since the last step; whether none was told
+        inner = getattr(optimizer, "optimizer", optimizer)
+        if hasattr(inner, "_optimizer_step_pre_hooks"):  # not without `Optimizer.__init__`
+            inner.register_step_pre_hook(self._before_step)
         accelerator.register_for_checkpointing(self)
 
     def _arrange(self) -> None:
@@ -205,12 +212,16 @@ class ForAccelerate:
         if self._follower is not None and self._follower.timed:  # the last epoch was left early
             divide_next_epoch(self._follower, self.sampler, first=first)
         self._begin_with_a_step()
-        for batch in self._loader:
-            self._batch = to_device(batch, self._accelerator.device)
-            self._index += 1
-            if self._follower is not None:
-                self._follower.begin()
-            yield self._batch
+        self._open = True
+        try:
+            for batch in self._loader:
+                self._batch = to_device(batch, self._accelerator.device)
+                self._index += 1
+                if self._follower is not None:
+                    self._follower.begin()
+                yield self._batch
+        finally:
+            self._open = False
         self._batch = None
         divide_next_epoch(self._follower, self.sampler, first=first)
 
@@ -228,6 +239,7 @@ class ForAccelerate:
         again = callable(loss)
         if again:
             loss = self._recovering.loss(loss, self._batch, wrapper=self._model)
+        self._weighed += 1
         part = self.sampler.part(self._index)
         weigh_gradient(loss, part, self._accelerator.num_processes)
         run = partial(self._accelerator.backward, loss, **how)
@@ -239,6 +251,18 @@ class ForAccelerate:
             self._follower.exchanged()
         return loss
 
+    def _before_step(self, *_: Any) -> None:
+        """Print a line before a step whose losses `backward` never had, of batches of this feed."""
+        passes = self._accelerator.num_processes * self.sampler.passes
+        if self._open and passes > 1 and not (self._weighed or self._told):
+            self._told = True
+            tell(
+                "the optimizer steps without feed.backward(loss): give each loss to it, in place "
+                "of accelerator.backward, or batches of unequal size count alike",
+                first=self._accelerator.is_main_process,
+            )
+        self._weighed = 0
+
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch, for accelerate's checkpoints."""
         state = self.sampler.state_dict(self._index + 1) | {"rate": self.arrangement.rate}
@@ -247,10 +271,11 @@ class ForAccelerate:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a checkpoint's place, with the batch of its automatic plan."""
-        if self._auto and "arrangement" in state:
-            self.arrangement = Arrangement(**state["arrangement"])
+        if self._auto and "arrangement" in state:  # divided as is asked for now
+            own = {"shares": self._given, "follow": self.arrangement.follow}
+            self.arrangement = Arrangement(**state["arrangement"] | own)
             self._arrange()
-        self.sampler.load_state_dict(state)
+        self.sampler.load_state_dict(self.arrangement.resumed(state))
         # The restored optimizer has the rate factor of the plan that it was trained with.
         rate = self.arrangement.rate
         _scale_rates(self._accelerator, self._optimizer, rate / state.get("rate", rate))

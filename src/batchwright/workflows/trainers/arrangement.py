@@ -78,6 +78,10 @@ class Arrangement:
             **how,
         )
 
+    def resumed(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A sampler's state to go on from: its shares count only if they follow speed here, too."""
+        return state if self.follow else {**state, "shares": ()}
+
     def words(self, workers: int, *, batch: str, accumulation: str) -> str:
         """The arrangement in a line, by the trainer's names for batch and accumulation."""
         local = self.global_batch / workers / self.passes

@@ -97,7 +97,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         self._follower: Follower | None = None
         self._undo, self._probing = ExitStack(), False
         self._index, self._part = -1, Part(1, 1, 1)
-        self._done: Callable[[], bool] = lambda: True  # whether the current batch is trained on
+        # Lightning's counts of batches, and those processed before the current one.
+        self._counts: Any = None
+        self._before = 0
         self._kept: dict[str, Any] | None = None  # the arrangement of a checkpoint
         self._scaled = 1.0  # factor that is part of the rates of a checkpoint already
 
@@ -157,12 +159,12 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         with refused_in_a_line(first=first):
             shuffle = shuffled(theirs, "Lightning")
         tell_taken_over(theirs, first)
-        shares = self._shares
         if self._auto and self.plan is None and self._kept is None:
             with refused_in_a_line(first=first):
                 epochs = _epochs_planned(trainer, self._keys)
             self.plan = automatic(self._probed(trainer, theirs), epochs)
-            shares = shares or "follow"
+        planned = self._auto and self.plan is not None  # in this fit or in one before
+        shares = self._shares or ("follow" if planned else None)
         with refused_in_a_line(first=first):
             self.arrangement = arranged(
                 self.plan,
@@ -170,12 +172,14 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
                 trainer="Lightning",
                 workers=workers,
                 batch=batch_of(theirs),
-                passes=trainer.accumulate_grad_batches,
+                # An automatic plan takes the place of the Trainer's accumulation.
+                passes=1 if planned else trainer.accumulate_grad_batches,
                 samples=len(theirs.dataset),
                 words=_WORDS,
             )
-        if self._kept is not None:  # that of the resumed run
-            self.arrangement = Arrangement(**self._kept)
+        if self._kept is not None:  # that of the resumed run, divided as is asked for now
+            own = {"shares": self.arrangement.shares, "follow": self.arrangement.follow}
+            self.arrangement = Arrangement(**self._kept | own)
         if self.arrangement.passes > 1 and not module.automatic_optimization:
             with refused_in_a_line(first=first):
                 raise PlanError(
@@ -242,10 +246,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
             self._undo.callback(parts.close)
             # Lightning inspects the signature.
             training_step.__wrapped__ = step  # type: ignore[attr-defined]
-            pl_module.training_step = training_step
-            pl_module.backward = backward
-            for name in ("training_step", "backward"):
-                self._undo.callback(vars(pl_module).pop, name, None)
+            _replace(pl_module, self._undo, training_step=training_step, backward=backward)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the process group at exit, since the training has ended well."""
@@ -257,6 +258,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         """Restore Trainer and module."""
         del trainer, pl_module, stage
         self._undo.close()
+        self._follower = None
         self._scaled = 1.0  # a later `fit` has new optimizers
 
     on_exception = teardown
@@ -276,9 +278,8 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         """Find the weight of the batch, and start its clock."""
         del pl_module, batch, batch_idx
         assert self.sampler is not None  # noqa: S101 - as above
-        counts = trainer.fit_loop.epoch_loop.batch_progress.current
-        before = counts.processed
-        self._done = lambda: bool(counts.processed > before)
+        self._counts = trainer.fit_loop.epoch_loop.batch_progress.current
+        self._before = self._counts.processed
         self._index += 1
         self._part = self.sampler.part(self._index)
         if self._follower is not None:
@@ -311,7 +312,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
     @property
     def trained(self) -> int:
         """Batches of this epoch that were trained on, without one that an error has interrupted."""
-        return 0 if self._index < 0 else self._index + self._done()
+        if self._index < 0:
+            return 0
+        return self._index + int(self._counts.processed > self._before)
 
     def state_dict(self) -> dict[str, Any]:
         """The arrangement, so that a resumed run keeps the batch of an automatic plan."""
@@ -358,6 +361,26 @@ class _Feed:
     def worker_init_fn(self, begin: Callable[[int], None]) -> None:
         self._loader.worker_init_fn = begin
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)  # a module may ask for anything that loaders have
+
+    @property
+    def batch_size(self) -> int:
+        """Most samples of a pass of this worker, where PyTorch's loader has ``None``."""
+        own = self._sampler.local_batch_sizes[self._sampler.rank]
+        return -(-own // self._sampler.passes)
+
+    @property
+    def _iterator(self) -> Any:
+        """PyTorch's iterator with `persistent_workers`, whose processes Lightning ends with fit."""
+        return self._loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        self._loader._iterator = iterator
+
     def __len__(self) -> int:
         return len(self._sampler)
 
@@ -370,7 +393,9 @@ class _Feed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the place of a checkpoint."""
-        self._sampler.load_state_dict(state)
+        made = self._training.arrangement
+        assert made is not None  # noqa: S101 - this feed is made after it
+        self._sampler.load_state_dict(made.resumed(state))
 
 
 def _align_progress(progress: Any, sampler: Sampler) -> None:
@@ -387,6 +412,17 @@ def _align_progress(progress: Any, sampler: Sampler) -> None:
     for counts in (progress.current, progress.total):
         for name in ("ready", "started", "processed", "completed"):
             setattr(counts, name, getattr(counts, name) - ahead)
+
+
+def _replace(module: Any, undo: ExitStack, **functions: Callable[..., Any]) -> None:
+    """Replace methods of a module until ``undo``; then it has its class's or its own again."""
+    own = vars(module)
+    for name, function in functions.items():
+        if name in own:  # as `torch.compile` gives it one
+            undo.callback(own.__setitem__, name, own[name])
+        else:
+            undo.callback(own.pop, name, None)
+        own[name] = function
 
 
 def _refuse_options(trainer: Any, *, planned: bool) -> None:
@@ -478,9 +514,8 @@ def _probe(
             optimizer.step()
 
     with ExitStack() as undo:
-        for name in ("log", "log_dict"):  # there is no Trainer to log to
-            setattr(module, name, lambda *_, **__: None)
-            undo.callback(vars(module).pop, name)
+        nothing = dict.fromkeys(("log", "log_dict"), lambda *_, **__: None)
+        _replace(module, undo, **nothing)  # there is no Trainer to log to
         modes = [(one, one.training) for one in module.modules()]
         module.train()
         try:
