@@ -505,6 +505,26 @@ def test_shares_speeds_and_limits_are_kept(run):
     assert again.state.values() == run.state.values()
 
 
+def test_a_network_may_have_other_tables_by_now_than_when_a_checkpoint_was_written(run):
+    """Buffers that no state_dict has: the network makes them by itself, also in another size."""
+
+    def with_tables(one, **sizes):
+        for name, size in sizes.items():
+            table = torch.full((size,), float(one.state.steps))
+            one.model[0].register_buffer(name, table, persistent=False)
+
+    run.train()
+    with_tables(run, kept=2, grown=3)
+    run.save()
+    run.keeper.settle()
+    again = Run(run.folder)
+    with_tables(again, kept=2, grown=5, new=1)
+    assert again.keeper.restore(again.state)
+    assert same(again.values(), run.values())
+    tables = [again.model[0].get_buffer(name).tolist() for name in ("kept", "grown", "new")]
+    assert tables == [[1, 1], [0] * 5, [0]]
+
+
 def draws():
     return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
 

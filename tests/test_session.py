@@ -702,14 +702,32 @@ def test_a_compiled_model_trains_as_the_model_itself():
     assert torch.equal(weights_of(plain), weights_of(model))
 
 
-def test_a_scheduler_of_ones_own_steps_with_rates_of_ones_own(tmp_path):
+def by_turns(optimizer):
+    """Rates that follow from the rates before, as those of most schedulers."""
+    schedulers = torch.optim.lr_scheduler
+    first = schedulers.ConstantLR(optimizer, factor=1.0)
+    return schedulers.SequentialLR(optimizer, [first, schedulers.StepLR(optimizer, 1, 0.1)], [2])
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        (partial(torch.optim.lr_scheduler.StepLR, step_size=2), [0.1, 0.1, 0.01, 0.01, 0.001]),
+        (by_turns, [0.1, 0.1, 0.1, 0.01, 0.001]),
+    ],
+    ids=["one", "two by turns"],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_a_scheduler_of_ones_own_steps_with_rates_of_ones_own(tmp_path, made, wanted, first):
+    """Also one that was made after the session, which has set its first rates again."""
     rates = []
     for resume in (False, True):
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+        scheduler = made(optimizer) if first else None
         options = {"run_folder": tmp_path / "run", "resume": resume, "learning_rate": "mine"}
         one = make_session(model, optimizer, plan=make_tiny_plan(micro=3, epochs=1), **options)
+        scheduler = scheduler or made(optimizer)
         one.keep("scheduler", scheduler)
 
         def step(features, labels, one=one, scheduler=scheduler, optimizer=optimizer):
@@ -724,7 +742,12 @@ def test_a_scheduler_of_ones_own_steps_with_rates_of_ones_own(tmp_path):
         else:
             with pytest.raises(SystemExit):
                 run_loop(one, step)
-    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
+    assert rates == pytest.approx(wanted)
+
+
+def test_a_thing_without_a_state_is_refused_by_keep():
+    with make_session() as one, pytest.raises(ArgumentError, match="got the int 3: give something"):
+        one.keep("count", 3)
 
 
 def test_a_plan_for_other_data_is_refused():

@@ -149,7 +149,7 @@ class AllReduceRun:
 
     def keep(self, name: str, thing: Any) -> None:
         """Put a thing's state into checkpoints; on a resumed run it is loaded at once."""
-        self._checkpoints.keep(name, thing)
+        self._checkpoints.keep(name, thing, self.state.steps)
 
     def epochs(self) -> Iterator[int]:
         """The zero-based epochs that are left to train."""

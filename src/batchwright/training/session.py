@@ -324,9 +324,10 @@ class Session:
 
         On a resumed run its state is loaded at once, as it was. It may hold tensors, numbers, text,
         NumPy arrays, paths, and plain lists, tuples, sets and dicts of them; NumPy's numbers come
-        back as Python's.
+        back as Python's. With a scheduler of PyTorch the optimizer gets its rates back, too.
 
         Raises:
+            ArgumentError: ``thing`` has no ``state_dict`` or ``load_state_dict``.
             FileError: Its state holds something else. If it only does so later, the next checkpoint
                 is refused, and the one before stays.
             PlanError: The plan has a parameter server: each worker's things are its own there.

@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from batchwright.algorithms.splicing import why_not
 from batchwright.distributed.group import Group
-from batchwright.errors import FileError, PlanError, one_line
+from batchwright.errors import ArgumentError, FileError, PlanError, one_line
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
 from batchwright.records.run_folder import CHECKPOINTED
 from batchwright.records.text.formatting import counted
+from batchwright.records.text.problems import described
 from batchwright.training.batches.randomness import (
     random_states,
     restore_random_states,
@@ -157,6 +159,7 @@ class CheckpointManager:
         self._average = average
         self._things: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # restored states of things not kept yet
+        self._steps_then, self._rates_then = 0, list[Any]()  # restored steps and learning rates
         self._writer = Writer(folder / "checkpoints", plan.job) if folder is not None else None
 
     def prepare(self, *, may_exist: bool) -> None:
@@ -178,17 +181,37 @@ class CheckpointManager:
         if problem:
             raise FileError(problem)
 
-    def keep(self, name: str, thing: Any) -> None:
+    def keep(self, name: str, thing: Any, steps: int = 0) -> None:
         """Put ``thing`` into checkpoints; after a resume its state is loaded at once.
 
+        A scheduler that was made after the resume has set the rates of its start: the optimizer
+        gets those of the checkpoint again, unless it has stepped since.
+
+        Args:
+            name: Names it in checkpoints.
+            thing: What to keep.
+            steps: Steps of the run so far.
+
         Raises:
+            ArgumentError: It has no state to keep.
             FileError: Its state cannot be read back from a checkpoint.
         """
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise ArgumentError(
+                f"session.keep({name!r}) got {described(thing)}: give something that has "
+                "state_dict() and load_state_dict(state)"
+            )
         if self._writer is not None:
             refuse_unsaveable(thing.state_dict(), _kept(name))
         self._things[name] = thing
         if name in self._waiting:
             thing.load_state_dict(self._waiting.pop(name))
+            if isinstance(thing, LRScheduler) and steps == self._steps_then:
+                for group, rate in zip(self._optimizer.param_groups, self._rates_then, strict=True):
+                    if isinstance(group["lr"], torch.Tensor):
+                        group["lr"].fill_(rate)
+                    else:
+                        group["lr"] = rate
 
     # ------------------------------------------------------------------------------------ writing
 
@@ -327,6 +350,8 @@ class CheckpointManager:
         with _fitting(found.path, "optimizer"):
             _refuse_other_keys(content["optimizer"], self._optimizer.state_dict())
             self._optimizer.load_state_dict(content["optimizer"])
+        self._steps_then = state_then["steps"]
+        self._rates_then = [group["lr"] for group in content["optimizer"]["param_groups"]]
         outside = content.get("outside", ())  # an earlier version's has none
         with torch.no_grad():
             for parameter, value in zip(self._outside, outside, strict=bool(outside)):
@@ -382,8 +407,10 @@ class CheckpointManager:
         own = workers[rank if same else 0]
         merged = () if same else self._model.state_dict().keys()
         for key, buffer in self._model.named_buffers():
-            if key not in merged:
-                buffer.copy_(own["buffers"][key])
+            kept = own["buffers"].get(key)
+            # A network makes those that its state lacks by itself, and may have made others now.
+            if key not in merged and kept is not None and kept.shape == buffer.shape:
+                buffer.copy_(kept)
         if same:
             restore_random_states(own["random"], self._group.device)
         else:
