@@ -134,6 +134,22 @@ def test_a_step_whose_gradient_overflows_is_left_out_and_the_scale_halved():
     assert state.loss_scale.good_steps == len(updated) - 3
 
 
+def test_a_mean_over_pixels_is_scaled_like_a_mean_over_samples():
+    """Else gradients would overflow 18 times more before the scale is right."""
+    model, pixels, updated = make_model(), 2.0**18, []
+    with make_session(model, plan=FLOAT16) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                loss = functional.cross_entropy(model(features), labels)
+                updated.append(one.step(loss, weight=pixels * len(labels)))
+        scale = one._run.state.loss_scale
+    assert updated.count(False) <= 3
+    assert scale.weight == pixels
+    assert scale.factor == scale.scale / pixels
+    assert LossScale().after(good=True, weight=0.3).weight == 1
+    assert LossScale().after(good=True, weight=5).weight == 8
+
+
 def test_the_scale_is_kept_in_checkpoints():
     state = RunState(loss_scale=LossScale(2.0**9, 17))
     values = state.values()

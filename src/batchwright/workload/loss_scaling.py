@@ -9,12 +9,17 @@ they were summed, so that all workers leave out the same steps and have the same
 any message. Unlike there :math:`S` is never less than 1: a forward pass that overflows does so
 whatever :math:`S` is.
 
+Where losses are means over more than samples (labelled pixels), gradients also have their number
+for each sample as a factor. :math:`S` is divided by that of the step before, which all workers
+know, rounded up to a power of two.
+
 References:
     Micikevicius et al. 2018, Mixed precision training, arXiv 1710.03740.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,12 +38,20 @@ class LossScale:
     """The factor on losses.
 
     Attributes:
-        scale: The factor, a power of two, so that it changes no digit of a gradient.
+        scale: Factor on a mean over samples, a power of two: so it changes no digit of a gradient.
         good_steps: Good steps since the scale was changed.
+        weight: What losses were means over in the step before, for each sample: 1, or a power of
+            two from there on.
     """
 
     scale: float = 1.0
     good_steps: int = 0
+    weight: float = 1.0
+
+    @property
+    def factor(self) -> float:
+        """The factor on losses, each weighted by what it is a mean over."""
+        return self.scale / self.weight
 
     @classmethod
     def of(cls, precision: Precision) -> LossScale:
@@ -47,14 +60,20 @@ class LossScale:
 
     def scaled(self, loss: Tensor, share: float) -> Tensor:
         """The loss for the backward pass: a mean loss times its share of a step and the scale."""
-        if self.scale == 1:
+        if self.scale == self.weight == 1:
             return loss if share == 1 else loss * share  # each operation costs the host some time
-        return loss.float() * (self.scale * share)  # the product may exceed float16
+        return loss.float() * (self.factor * share)  # the product may exceed float16
 
-    def after(self, *, good: bool) -> LossScale:
-        """The scale after a step; ``good`` if its gradients were finite."""
+    def after(self, *, good: bool, weight: float = 1.0) -> LossScale:
+        """The scale after a step.
+
+        Args:
+            good: Whether its gradients were finite.
+            weight: What its losses were means over, for each of its samples.
+        """
+        power = 2.0 ** math.ceil(math.log2(max(1.0, weight)))
         if not good:
-            return LossScale(max(MIN_SCALE, self.scale / 2))
+            return LossScale(max(MIN_SCALE, self.scale / 2), 0, power)
         if self.good_steps + 1 < AFTER_STEPS:
-            return LossScale(self.scale, self.good_steps + 1)
-        return LossScale(2 * self.scale)
+            return LossScale(self.scale, self.good_steps + 1, power)
+        return LossScale(2 * self.scale, 0, power)

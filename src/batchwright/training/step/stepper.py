@@ -401,9 +401,9 @@ class Stepper:
         # something other than samples (labelled pixels, say), by the weight they really had.
         per_weight = step.samples / tally.weight if tally.weight else 1.0
         scale = self._loss_scale
-        norms = self._updater.rescale(tally, per_weight / scale.scale)
-        if tally.local_sqr_norms is not None and scale.scale != 1:
-            tally = replace(tally, local_sqr_norms=tally.local_sqr_norms / scale.scale**2)
+        norms = self._updater.rescale(tally, per_weight / scale.factor)
+        if tally.local_sqr_norms is not None and scale.factor != 1:
+            tally = replace(tally, local_sqr_norms=tally.local_sqr_norms / scale.factor**2)
         self._warn_of_weights(step, tally)
         self._adaptive.learn(tally, norms, batch=step.samples)
 
@@ -414,7 +414,7 @@ class Stepper:
         self._updater.clear()
         self._statistics.end(updated=updated)
         if self._narrow and tally.weight:
-            self._state.loss_scale = scale.after(good=updated)
+            self._state.loss_scale = scale.after(good=updated, weight=1 / per_weight)
         return updated
 
     def _count(self, step: Step, tally: Tally, adaptation: Adaptation) -> None:
