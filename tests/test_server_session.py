@@ -225,6 +225,20 @@ def test_evaluation_tells_the_others_the_last_known_scores(weighted):
     assert len(known) >= EPOCHS
 
 
+def test_of_several_evaluations_after_an_exchange_the_last_one_counts():
+    """As without a server."""
+    results = iter([({"top1": 1.0}, 4, 0), ({"top1": 3.0}, 4, 0)])
+    run = SimpleNamespace(
+        evaluation_due=True,
+        _worker=SimpleNamespace(evaluate=lambda *_: next(results)),
+        _state=SimpleNamespace(epoch=0),
+        _clock=SimpleNamespace(leave_out=lambda _: None),
+        _unsettled=Settled(0.5),
+    )
+    assert [ServerRun.evaluate(run, None)["top1"] for _ in range(2)] == [0.25, 0.75]
+    assert (run._unsettled.scores, run._unsettled.count) == ({"top1": 3.0}, 4)
+
+
 def test_equal_batches_are_a_plain_server(crew):
     options = {"server": {"consistency": "bsp", "small_workers": 1}, "epochs": 2}
     dual = train_both(crew, make_served_plan((6, 6), (18, 18), **options))

@@ -1084,6 +1084,21 @@ def test_a_metric_that_is_a_mean_already_is_refused():
         one.evaluate(Points(7), lambda outputs, labels: top1(outputs, labels).float().mean())
 
 
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda outputs, labels: 0.5, "'value' is the float 0.5: return a tensor"),
+        (lambda outputs, labels: {"top1": [True] * len(labels)}, "'top1' is the list"),
+        (lambda outputs, labels: top1(outputs, labels).numpy(), "is a ndarray: return a tensor"),
+        (lambda outputs, labels: None, "'value' is None"),
+    ],
+    ids=["number", "list", "array", "nothing"],
+)
+def test_a_metric_that_gives_no_tensor_is_refused(metric, words):
+    with make_session() as one, pytest.raises(ValueError, match=words):
+        one.evaluate(Points(7), metric)
+
+
 def test_an_empty_data_set_cannot_be_evaluated():
     with make_session() as one, pytest.raises(DataError, match="empty data set"):
         one.evaluate(Points(0), top1)

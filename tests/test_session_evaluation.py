@@ -147,6 +147,19 @@ def both(rank):
     return means, memory.sizes
 
 
+@pytest.mark.slow
+def test_parts_of_a_data_set_that_workers_have_made_themselves_are_refused(crew):
+    line = "got 10 samples on worker 1 and 11 on worker 0: give all workers the whole data set"
+    assert all(line in said for said in crew.together(in_parts, workers=2))
+
+
+def in_parts(rank):
+    """The error of a worker whose loop has shared out the held-out samples before."""
+    with pytest.raises(DataError) as told, make_session(plan=make_tiny_plan((5, 5))) as one:
+        one.evaluate(Points(HELD_OUT // 2 + (rank == 0)), counting)
+    return str(told.value)
+
+
 # ------------------------------------------------------------------------------ nothing left behind
 
 

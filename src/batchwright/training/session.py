@@ -446,7 +446,7 @@ class Session:
             The mean of each value, over all samples; the same on all workers.
 
         Raises:
-            DataError: The data set is empty, or can only be iterated.
+            DataError: The data set is empty, can only be iterated, or is not that of all workers.
             ValueError: The metric gave something else than one value for each sample.
             RuntimeError: The context was left, or an error of a step before, or with several
                 workers of an evaluation before, was caught.

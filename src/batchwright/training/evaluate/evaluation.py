@@ -16,6 +16,7 @@ from batchwright.algorithms.partition import apportion
 from batchwright.distributed.group import Group
 from batchwright.errors import DataError, TrainingError
 from batchwright.records import Plan
+from batchwright.records.text.problems import described
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.sampler import Step
 from batchwright.training.signals import StopRequest
@@ -106,7 +107,7 @@ def evaluate(
         to stop (then the sums are partial and to be thrown away).
 
     Raises:
-        DataError: There are no samples.
+        DataError: There are no samples, or the workers have data sets of several sizes.
         TrainingError: Not even one sample fits into memory.
         ValueError: The metric gave something else than one value for each sample.
     """
@@ -132,7 +133,7 @@ def evaluate(
             count += done
             if done < len(left) and not stop.number:
                 halve(fitting, min(len(batches[0]), len(left) - done), group, cause=cause)
-    return _summed(totals, count, group, stop)
+    return _summed(totals, count, group, stop, len(feed))
 
 
 def _added(
@@ -191,8 +192,14 @@ def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1, cause:
 def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, Tensor]:
     """Sums of each value over the samples of a batch, by name: float64 (), on the device."""
     if not isinstance(values, dict):  # a metric that gives no name
-        values = {"top1" if values.dtype == torch.bool else "value": values}
+        right = isinstance(values, Tensor) and values.dtype == torch.bool
+        values = {"top1" if right else "value": values}
     for name, each in values.items():
+        if not isinstance(each, Tensor):
+            raise ValueError(
+                f"metric {name!r} is {described(each)}: return a tensor with one value for each "
+                "sample, or a dict of such"
+            )
         if each.shape != (samples,):
             raise ValueError(
                 f"metric {name!r} has shape {tuple(each.shape)} for {samples} samples: return one "
@@ -202,16 +209,26 @@ def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, Tensor]
 
 
 def _summed(
-    totals: dict[str, Tensor], count: int, group: Group, stop: StopRequest
+    totals: dict[str, Tensor], count: int, group: Group, stop: StopRequest, size: int
 ) -> tuple[dict[str, float], int, int]:
-    """Sums over all workers; a worker without samples learns the names from the others."""
+    """Sums over all workers; a worker without samples learns the names from the others.
+
+    Raises:
+        DataError: The workers' data sets have other sizes than ``size``.
+    """
     own = {name: float(total) for name, total in totals.items()}
-    everyone = group.gather((own, count, bool(stop.number)))
+    everyone = group.gather((own, count, bool(stop.number), size))
+    for rank, (*_, theirs) in enumerate(everyone):
+        if theirs != everyone[0][-1]:
+            raise DataError(
+                f"session.evaluate() got {theirs} samples on worker {rank} and {everyone[0][-1]} "
+                "on worker 0: give all workers the whole data set; they share it out by themselves"
+            )
     sums: dict[str, float] = {}
-    for theirs, _, _ in everyone:
+    for theirs, *_ in everyone:
         for name, value in theirs.items():
             sums[name] = sums.get(name, 0.0) + value
-    return sums, sum(n for _, n, _ in everyone), sum(stopped for _, _, stopped in everyone)
+    return sums, sum(n for _, n, *_ in everyone), sum(ended for _, _, ended, _ in everyone)
 
 
 @contextmanager

@@ -220,7 +220,7 @@ class ServerRun:
     def evaluate(self, what: Evaluation) -> dict[str, float]:
         """Mean of each value over all of a held-out set, if it is this worker's turn.
 
-        The first of several evaluations after an exchange is the one that counts.
+        The last of several evaluations after an exchange is the one that counts.
         """
         if not self.evaluation_due:
             return dict(self._answer.scores) if self._answer is not None else {}
@@ -232,9 +232,8 @@ class ServerRun:
         self._clock.leave_out(seconds)
         settled = self._unsettled
         if settled is not None:
-            if settled.scores is None:
-                settled = replace(settled, scores=sums, count=count)
-            self._unsettled = replace(settled, evaluation=settled.evaluation + seconds)
+            whole = settled.evaluation + seconds
+            self._unsettled = replace(settled, scores=sums, count=count, evaluation=whole)
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
