@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from threading import get_ident
 
@@ -29,6 +29,7 @@ import batchwright as bw
 from batchwright import Session
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.processes import STOP_SIGNALS
+from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import (
     ArgumentError,
     DataError,
@@ -47,6 +48,7 @@ from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.session_checks import refuse_unlike_workers, refuse_without_float64
+from batchwright.training.signals import StopRequest
 from batchwright.training.step import clock
 from batchwright.workload.muon import muon
 from samples import make_data, make_job, make_plan
@@ -869,6 +871,20 @@ def test_data_that_can_only_be_iterated_are_refused():
 def test_a_missing_plan_file_is_named(tmp_path):
     with pytest.raises(FileError, match=r"there is no file .*plan\.json"):
         make_session(plan=tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("taken", [lambda: closing(StopRequest()), noting_signals])
+def test_a_signal_that_the_program_around_python_handles_is_left_to_it(taken, monkeypatch):
+    """As R's reticulate does with Ctrl-C: Python knows of no handler, and could not put it back."""
+    known = signal.getsignal
+    before = {number: known(number) for number in STOP_SIGNALS}
+    monkeypatch.setattr(
+        signal, "getsignal", lambda number: None if number == signal.SIGINT else known(number)
+    )
+    with taken():
+        same = {number for number in STOP_SIGNALS if known(number) == before[number]}
+    assert same == {signal.SIGINT}
+    assert {number: known(number) for number in STOP_SIGNALS} == before
 
 
 def test_a_refused_session_gives_the_signals_back():

@@ -141,7 +141,8 @@ def noting_signals(*, once: bool = False) -> Iterator[list[int]]:
 
     try:
         for number in STOP_SIGNALS:
-            former[number] = signal.signal(number, note)
+            if signal.getsignal(number) is not None:  # else of C, and it could not be put back
+                former[number] = signal.signal(number, note)
     except ValueError:  # not the main thread
         yield noted
         return

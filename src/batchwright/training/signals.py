@@ -29,7 +29,8 @@ class StopRequest:
         self._former: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                self._former[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) is not None:  # else of C, and it could not be put back
+                    self._former[number] = signal.signal(number, self._note)
 
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Ask for a stop as the signal with this number would; any thread may."""
