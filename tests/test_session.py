@@ -303,6 +303,18 @@ def test_an_optimizer_of_another_model_is_told():
         make_session(model, torch.optim.SGD([sharpness], lr=0.1)).__exit__(None, None, None)
 
 
+def test_a_scheduler_beside_the_plans_rates_is_told():
+    """One that begins with a warm-up would have the whole training go on at its first rate."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+    with pytest.warns(UserWarning, match="has set the optimizer's rate to 0, and the plan sets it"):
+        make_session(model, optimizer).__exit__(None, None, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_session(model, optimizer, learning_rate="mine").__exit__(None, None, None)
+
+
 def test_a_model_on_another_device_than_the_plans_is_told():
     how = r"for device=cuda and the model is on cpu: model\.to\(f'cuda:{local_rank}'\) before"
     with pytest.warns(UserWarning, match=how):
@@ -857,6 +869,15 @@ def test_a_batch_larger_than_the_data_is_refused():
         train(make_session(plan=make_tiny_plan((23,))))
 
 
+def test_a_default_device_for_all_tensors_is_refused():
+    torch.set_default_device("meta")
+    try:
+        with pytest.raises(PlanError, match="set it for the model alone, as in"):
+            make_session()
+    finally:
+        torch.set_default_device(None)
+
+
 def test_data_that_can_only_be_iterated_are_refused():
     class Stream(IterableDataset):
         def __iter__(self):
@@ -922,6 +943,19 @@ def sides_seen(**options):
                 one.step(functional.cross_entropy(model(batch["pixels"]), batch["label"]))
                 seen.append(tuple(batch["pixels"].shape[-2:]))
     return seen
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, list], ids=["tensor", "array", "list"])
+def test_samples_are_drawn_by_weights_of_any_kind(kind):
+    points, weights = Points(), kind([float(index == 3) for index in range(SAMPLES)])
+    one = make_session(dataset=points, plan=make_tiny_plan(epochs=1), sample_weights=weights)
+    run_loop(one, lambda x, y: one.step(functional.cross_entropy(one.model(x), y)))
+    assert points.seen == [3] * SAMPLES
+
+
+def test_weights_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="sample_weights of Session is the text 'balanced': give"):
+        make_session(sample_weights="balanced")
 
 
 def test_the_named_image_in_a_batch_is_resized():

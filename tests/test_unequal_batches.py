@@ -118,6 +118,13 @@ def test_a_rest_too_small_for_more_workers_gives_no_pass_fewer_than_the_least():
     assert [(len(batch), part.samples) for batch, part in mine] == [(3, 3), (2, 0)]
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_samples_are_numbered_on_the_cpu_whatever_the_default_device_is(shuffle):
+    with torch.device("meta"):
+        batches = list(bw.Sampler(7, 3, shuffle=shuffle))
+    assert sorted(i for batch in batches for i in batch) == list(range(7))
+
+
 def test_the_state_behind_the_last_batch_is_the_next_epoch():
     sampler = bw.Sampler(SAMPLES, BATCH, rank=0, workers=1)
     assert len(list(sampler)) == len(sampler) == 4

@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -49,16 +49,19 @@ from batchwright.training.evaluate.evaluation import (
 from batchwright.training.parameter_server.server_run import ServerRun
 from batchwright.training.running import Setup, average_of, compiled, replayed
 from batchwright.training.session_checks import (
+    as_weights,
     checked_norm,
     checked_rates,
     checked_service,
     checked_weights,
     doubts,
     planned_loaders,
+    refuse_default_device,
     refuse_other_things,
     refuse_synchronized_on_cpu,
     refuse_unlike_workers,
     refuse_without_float64,
+    scheduled_rate,
 )
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
@@ -144,7 +147,7 @@ class Session:
         resize: Callable[[Batch, int], Batch] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         loaders: int | None = None,
-        sample_weights: Tensor | None = None,
+        sample_weights: Tensor | Sequence[float] | None = None,
         exit_on_stop: bool = True,
         report_to: str | None = None,
         follow_advice: bool = False,
@@ -153,6 +156,7 @@ class Session:
         refuse_unguarded_script()
         refuse_no_path(run_folder, "run_folder")
         refuse_other_things(model, optimizer, dataset)
+        refuse_default_device()
         die_with_agent()
         self.plan = record_of(plan, Plan, "Session", "plan")
         self.model, self.optimizer = model, optimizer
@@ -203,8 +207,9 @@ class Session:
         folder: Path | None,
         *,
         resume: bool,
-        sample_weights: Tensor | None,
+        sample_weights: Any,
     ) -> None:
+        sample_weights = as_weights(sample_weights)
         refuse_unlike_workers(
             self.plan,
             self._group,
@@ -257,6 +262,7 @@ class Session:
             self._group.watch()
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
+        scheduled = scheduled_rate(self.optimizer)
         self._run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
         for doubt in doubts(
             self.plan,
@@ -265,6 +271,7 @@ class Session:
             self.device,
             first=self.rank == 0,
             own_rates=self._own_rates,
+            scheduled=scheduled,
             loaders=self._loaders,
             stage=lambda: self.stage,
         ):

@@ -39,6 +39,7 @@ def doubts(
     *,
     first: bool,
     own_rates: bool,
+    scheduled: float | None,
     loaders: int,
     stage: Callable[[], Stage],
 ) -> Iterator[str]:
@@ -51,6 +52,7 @@ def doubts(
         device: The model's device.
         first: Whether this is worker 0, which alone gives most warnings.
         own_rates: Whether the optimizer's rates are left alone.
+        scheduled: As `scheduled_rate`, before a checkpoint brings other rates.
         loaders: Loader processes of each worker.
         stage: Returns the plan's row that the training is in.
     """
@@ -102,11 +104,23 @@ def doubts(
             f"ags: {name} divides each gradient by its own recent size, so factors on "
             "gradients nearly cancel: use SGD, or plan with ags.mode=off"
         )
+    if first and scheduled is not None and not own_rates:
+        yield (
+            f"a scheduler has set the optimizer's rate to {scheduled:.3g}, and the plan sets it at "
+            "each step, as a multiple of that: leave the scheduler out, or give "
+            "learning_rate='mine'"
+        )
     if own_rates and rule.peak != rule.base:
         yield (
             f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
             f"rate at global batch {stage().global_batch_size}"
         )
+
+
+def scheduled_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """The first rate that a scheduler of PyTorch has set; ``None``: none was built."""
+    rates = (group["lr"] for group in optimizer.param_groups if "initial_lr" in group)
+    return next(map(float, rates), None)
 
 
 def other_number(planned: int, found: int) -> PlanError:
@@ -151,6 +165,16 @@ def checked_rates(learning_rate: str) -> bool:
             "built with the rate itself"
         )
     return learning_rate == "mine"
+
+
+def as_weights(weights: object) -> Tensor | None:
+    """Weights of samples as a tensor; they may be an array or a list."""
+    try:
+        return None if weights is None else torch.as_tensor(weights)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"sample_weights of Session is {described(weights)}: give one number for each sample"
+        ) from None
 
 
 def checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:
@@ -290,6 +314,17 @@ def refuse_without_float64(device: torch.device) -> None:
         raise PlanError(
             "the model is on mps, where PyTorch has no float64, in which losses are added up: "
             "move it by model.to('cpu') before the optimizer is built"
+        )
+
+
+def refuse_default_device() -> None:
+    """Refuse a default device other than the CPU, on which numbers of samples are drawn."""
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise PlanError(
+            f"torch.set_default_device('{device}') holds for all that a session makes, also for "
+            "what loader processes read: set it for the model alone, as in "
+            f"`with torch.device('{device}'): model = make_model()`"
         )
 
 

@@ -74,13 +74,13 @@ def epoch_order(samples: int, epoch: int, seed: int, weights: Tensor | None = No
         Indices: int64 (samples,), on the CPU.
     """
     # Two pairs of seed and epoch share an order only if their epochs are a million apart.
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + epoch) % 2**63)
     if weights is None:
-        return torch.randperm(samples, generator=generator)
+        return torch.randperm(samples, generator=generator, device="cpu")
     # Not torch.multinomial, which takes 2^24 weights at most.
     edges = weights.double().cumsum(0)
-    draws = torch.rand(samples, generator=generator, dtype=torch.float64) * edges[-1]
-    return torch.searchsorted(edges, draws, right=True).clamp_(max=samples - 1)
+    draws = torch.rand(samples, generator=generator, dtype=torch.float64, device="cpu")
+    return torch.searchsorted(edges, draws * edges[-1], right=True).clamp_(max=samples - 1)
 
 
 def balancing_weights(labels: Tensor) -> Tensor:

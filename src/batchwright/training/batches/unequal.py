@@ -154,7 +154,7 @@ class Sampler(TorchSampler[list[int]]):
         order = (
             epoch_order(self.samples, self.epoch, self._seed)
             if self._shuffle
-            else torch.arange(self.samples)
+            else torch.arange(self.samples, device="cpu")
         )
         steps = self._steps = EpochSteps(
             order,
