@@ -60,6 +60,21 @@ class Text:
         return tensors, copy.deepcopy(states)
 
 
+def test_what_a_first_step_that_fails_has_changed_is_put_back():
+    text = Text()
+    before = text.state()
+
+    def step(batch):
+        text.step(batch)
+        raise ValueError("behind the update")
+
+    with pytest.raises(JobError, match=r"failed with a batch of .*: behind the update"):
+        bw.probe(step=step, batch=text.batch, samples=2000, **QUICK)
+    after = text.state()
+    torch.testing.assert_close(after[0], before[0], rtol=0, atol=0)
+    assert after[1] == before[1]
+
+
 @pytest.mark.slow
 def test_a_step_on_text_with_two_networks_is_measured_planned_and_put_back(tmp_path):
     text = Text()

@@ -15,7 +15,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
@@ -177,20 +177,22 @@ class OwnBench:
 
     def __init__(self, step: Step, supply: Callable[[], Any], timeout: float) -> None:
         self._step, self.contents = step, StepContents()
-        with self.contents.watching():
-            try:
+        try:
+            with self.contents.watching():
                 step(supply())
-            except BatchwrightError:
+            if not self.contents.trained:
+                raise ArgumentError(
+                    "step= of probe updated no weights: it is to do all that a step of yours does, "
+                    "with zero_grad(), backward() and the optimizer's step()"
+                )
+        except Exception as error:
+            with suppress(RuntimeError):  # of a GPU that has failed
+                self.contents.put_back(whole=True)  # it may have updated weights before
+            if isinstance(error, BatchwrightError):
                 raise
-            except Exception as error:
-                raise JobError(
-                    f"step= of probe failed with a batch of {SMALLEST_BATCH}: {one_line(error)}"
-                ) from error
-        if not self.contents.trained:
-            raise ArgumentError(
-                "step= of probe updated no weights: it is to do all that a step of yours does, "
-                "with zero_grad(), backward() and the optimizer's step()"
-            )
+            raise JobError(
+                f"step= of probe failed with a batch of {SMALLEST_BATCH}: {one_line(error)}"
+            ) from error
         self.device = self.contents.trained[0].device
         self.group = Group(enter(self.device), timeout)
         self._exchanged = torch.empty(
