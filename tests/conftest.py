@@ -10,6 +10,7 @@ import gc
 import io
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -40,6 +41,11 @@ LONGEST_OF_QUICK = (
 
 QUICK = "not slow"
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder there that is its user's alone
+ROOM = 6 << 30
+"""Bytes that must be free there, far more than folders of tests take; as much again is left to
+programs."""
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -50,6 +56,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set up Hypothesis, torch and the garbage collector in a process that runs tests."""
+    if not config.option.basetemp and "TMPDIR" not in os.environ and _takes_folders():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if config.getoption("numprocesses", None):  # others run them
         # Hundreds of processes start: each would compile the package and the tests anew.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -75,6 +83,16 @@ def pytest_configure(config: pytest.Config) -> None:
         share = host.worker_threads(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
         os.environ[host.THREADS] = str(share)
         torch.set_num_threads(share)
+
+
+def _takes_folders() -> bool:
+    """Whether folders of tests are kept in memory: some disks take milliseconds for each sync, and
+    as many for each file that has been synced, or folder, and goes."""
+    if sys.platform != "linux" or not os.access(MEMORY, os.W_OK):
+        return False
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    runs_programs = not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    return runs_programs and min(shutil.disk_usage(MEMORY).free, whole // 2) >= ROOM
 
 
 @pytest.hookimpl(tryfirst=True)
