@@ -12,7 +12,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,6 +95,20 @@ def _takes_folders() -> bool:
     return runs_programs and min(shutil.disk_usage(MEMORY).free, whole // 2) >= ROOM
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Processes that collect at the same time begin at different files: what one has compiled the
+    others need not."""
+    report = yield
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if number.isdigit() and isinstance(collector, pytest.Dir) and report.result:
+        first = len(report.result) * int(number) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = [*report.result[first:], *report.result[:first]]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Have one process import, once a test asks for it, what all those that run tests fork from."""
@@ -105,10 +119,19 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files that take long come first, so that no process is left with one at the end."""
+    """Files that take long come first, so that no process is left with one at the end.
+
+    Processes that were given different files first have them in the same order then.
+    """
     longest = LONGEST_OF_QUICK if config.option.markexpr == QUICK else LONGEST
     order = {name: place for place, name in enumerate(longest)}
-    items.sort(key=lambda item: order.get(item.path.stem.removeprefix("test_"), len(order)))
+    by_name = "PYTEST_XDIST_WORKER" in os.environ
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        given = order.get(item.path.stem.removeprefix("test_"), len(order))
+        return given, str(item.path) if by_name else ""
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
