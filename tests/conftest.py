@@ -29,7 +29,7 @@ LONGEST = (
     *("probe_workers", "exactness", "service_takeover", "library_data", "gpu_benchmark"),
     *("kept_folders", "recovery", "launch", "objectives", "compilation", "reporter"),
     *("dual_benchmarks", "locks", "service_artifacts", "exports", "sweep", "registries"),
-    *("server_session", "session_workers", "loads"),
+    *("server_session", "session_workers", "service_disturbed", "loads"),
 )
 """Files of tests that take half a minute or more in all, longest first."""
 
