@@ -10,8 +10,9 @@ import gc
 import io
 import os
 import resource
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ LONGEST = (
     *("probe_workers", "exactness", "service_takeover", "library_data", "gpu_benchmark"),
     *("kept_folders", "recovery", "launch", "objectives", "compilation", "reporter"),
     *("dual_benchmarks", "locks", "service_artifacts", "exports", "sweep", "registries"),
-    *("server_session", "session_workers", "loads"),
+    *("server_session", "session_workers", "service_disturbed", "loads"),
 )
 """Files of tests that take half a minute or more in all, longest first."""
 
@@ -40,6 +41,11 @@ LONGEST_OF_QUICK = (
 
 QUICK = "not slow"
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder there that is its user's alone
+ROOM = 6 << 30
+"""Bytes that must be free there, far more than folders of tests take; as much again is left to
+programs."""
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -50,6 +56,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set up Hypothesis, torch and the garbage collector in a process that runs tests."""
+    if not config.option.basetemp and "TMPDIR" not in os.environ and _takes_folders():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if config.getoption("numprocesses", None):  # others run them
         # Hundreds of processes start: each would compile the package and the tests anew.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -77,6 +85,30 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(share)
 
 
+def _takes_folders() -> bool:
+    """Whether folders of tests are kept in memory: some disks take milliseconds for each sync, and
+    as many for each file that has been synced, or folder, and goes."""
+    if sys.platform != "linux" or not os.access(MEMORY, os.W_OK):
+        return False
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    runs_programs = not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    return runs_programs and min(shutil.disk_usage(MEMORY).free, whole // 2) >= ROOM
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Processes that collect at the same time begin at different files: what one has compiled the
+    others need not."""
+    report = yield
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if number.isdigit() and isinstance(collector, pytest.Dir) and report.result:
+        first = len(report.result) * int(number) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = [*report.result[first:], *report.result[:first]]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Have one process import, once a test asks for it, what all those that run tests fork from."""
@@ -87,10 +119,19 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files that take long come first, so that no process is left with one at the end."""
+    """Files that take long come first, so that no process is left with one at the end.
+
+    Processes that were given different files first have them in the same order then.
+    """
     longest = LONGEST_OF_QUICK if config.option.markexpr == QUICK else LONGEST
     order = {name: place for place, name in enumerate(longest)}
-    items.sort(key=lambda item: order.get(item.path.stem.removeprefix("test_"), len(order)))
+    by_name = "PYTEST_XDIST_WORKER" in os.environ
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        given = order.get(item.path.stem.removeprefix("test_"), len(order))
+        return given, str(item.path) if by_name else ""
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:

@@ -31,7 +31,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -186,7 +186,8 @@ def _one_for_all() -> Server | None:
     if _SHARED:
         _SHARED[-1]._listen()
     if not _SHARED or _SHARED[-1]._gone:
-        with _environment():
+        # The folder of the test that asks first may go.
+        with _environment(), chdir(Path(__file__).parent.parent):
             root = os.environ.get(_ROOT)
             _SHARED.append(_Rooted(root) if root else Server(_COMMANDS))
         atexit.register(_SHARED[-1].close)

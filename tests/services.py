@@ -199,19 +199,31 @@ def tokens_of(store: Store) -> dict[str, str]:
 
 
 @functools.cache
-def template() -> tuple[bytes, dict[str, str]]:
-    """A database with nothing in it but the tokens; made once, for that takes a while."""
+def template() -> tuple[bytes, bytes, dict[str, str]]:
+    """A database with nothing in it, the same with tokens, and these; made once, for that takes a
+    while."""
     with tempfile.TemporaryDirectory() as folder:
-        store = Store.open(Settings(database=f"sqlite:///{folder}/service.sqlite"), HandClock())
-        tokens = tokens_of(store)
-        store.close()
-        return (Path(folder) / "service.sqlite").read_bytes(), tokens
+        file, made = Path(folder) / "service.sqlite", []
+        for fill in (lambda store: None, tokens_of):
+            store = Store.open(Settings(database=f"sqlite:///{file}"), HandClock())
+            tokens = fill(store)
+            store.close()
+            made.append(file.read_bytes())
+        return *made, tokens
 
 
-def new_database(folder: Path) -> str:
-    """The URL of a SQLite database with nothing in it but tokens."""
-    (folder / "service.sqlite").write_bytes(template()[0])
+def new_database(folder: Path, *, tokens: bool = True) -> str:
+    """The URL of a SQLite database with nothing in it, or nothing but tokens."""
+    (folder / "service.sqlite").write_bytes(template()[tokens])
     return f"sqlite:///{folder}/service.sqlite"
+
+
+def leave_unsynced(store: Store) -> Store:
+    """Have a store sync its disk no more: nobody pulls the plug of a test."""
+    if store.database.is_sqlite:
+        event.listen(store.database.engine, "connect", _leave_unsynced)
+        store.database.engine.dispose()  # connections that are there already
+    return store
 
 
 def _leave_unsynced(connection: Any, _: Any) -> None:
@@ -220,13 +232,11 @@ def _leave_unsynced(connection: Any, _: Any) -> None:
 
 def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
     """A service over a new database in ``folder``, for a fixture of any scope; with limits that no
-    test meets by accident. Its disk is not synced: nobody pulls the plug of a test."""
+    test meets by accident."""
     limits = Limits(requests_per_second=100_000.0, burst=100_000)
     settings = Settings(database=new_database(folder), limits=limits)
-    store = Store.open(settings, clock)
-    event.listen(store.database.engine, "connect", _leave_unsynced)
-    store.database.engine.dispose()  # connections that are there already
-    made = Service(store, settings, clock, template()[1])
+    store = leave_unsynced(Store.open(settings, clock))
+    made = Service(store, settings, clock, template()[2])
     yield made
     made.app.state.adviser.close()
     made.app.state.remover.close()

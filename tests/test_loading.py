@@ -416,14 +416,8 @@ class Ending(Dataset):
     ("number", "kind", "said"),
     [
         (signal.SIGBUS, SharedMemoryError, r"^a loader process .*shared memory .*, or loaders=0$"),
-        pytest.param(
-            *(0, SharedMemoryError, r"^a loader process .*shared memory .*, or loaders=0$"),
-            marks=pytest.mark.slow,  # PyTorch waits for its processes to end
-        ),
-        pytest.param(
-            *(signal.SIGKILL, RuntimeError, r"^DataLoader worker .* is killed by signal: Killed"),
-            marks=pytest.mark.slow,  # PyTorch waits for the queue of one that is gone
-        ),
+        (0, SharedMemoryError, r"^a loader process .*shared memory .*, or loaders=0$"),
+        (signal.SIGKILL, RuntimeError, r"^DataLoader worker .* is killed by signal: Killed"),
     ],
 )
 def test_what_ended_a_loader_process_is_told(number, kind, said):
@@ -484,10 +478,12 @@ def as_they_are(items):
 )
 def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for(why, said):
     how = {"worker_init_fn": ignore_stop_signals, "collate_fn": as_they_are, "timeout": SECONDS}
+    before = set(multiprocessing.active_children())
     batches = batches_of(DataLoader(UnsendableBatches(why), num_workers=1, **how))
     assert next(batches) == [0]
     with pytest.raises(DataError, match=f"^a loader process cannot send a batch {said}"):
         next(batches)
+    assert not set(multiprocessing.active_children()) - before  # while the error holds the loader
 
 
 def test_an_error_that_cannot_be_sent_is_told_all_the_same():

@@ -20,7 +20,7 @@ from batchwright.service.problems import Conflict  # noqa: E402
 from batchwright.service.settings import Settings  # noqa: E402
 from batchwright.service.store import Store  # noqa: E402
 from samples import make_plan  # noqa: E402
-from services import HandClock  # noqa: E402
+from services import HandClock, leave_unsynced  # noqa: E402
 
 PLAN = make_plan()
 AGENTS, JOBS, EPOCHS = 4, 12, 5
@@ -43,7 +43,8 @@ class World:
         ]
 
     def opened(self):
-        store = Store.open(Settings(database=self.database), self.wall, self.steady)
+        settings = Settings(database=self.database)
+        store = leave_unsynced(Store.open(settings, self.wall, self.steady))
         store.jobs.tick()
         return store
 

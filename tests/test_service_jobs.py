@@ -24,7 +24,7 @@ from batchwright.service.store.agents import FORGOTTEN_SECONDS
 from clients import SECONDS as WAIT
 from clients import wait_until
 from samples import make_data, make_job, make_plan, make_profile, make_step
-from services import new_database
+from services import leave_unsynced, new_database
 
 SECONDS = 30.0  # of a lease, by default
 
@@ -113,7 +113,7 @@ class Client(Desk):
 @pytest.fixture
 def store(tmp_path, clock):
     """A store without an app, for what needs none."""
-    store = Store.open(Settings(database=new_database(tmp_path)), clock)
+    store = leave_unsynced(Store.open(Settings(database=new_database(tmp_path)), clock))
     yield store
     store.close()
 

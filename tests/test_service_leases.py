@@ -22,7 +22,7 @@ from batchwright.service.problems import Conflict
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from samples import make_plan
-from services import HandClock, new_database
+from services import HandClock, leave_unsynced, new_database
 
 AGENTS = ("one", "two", "three")
 WORDS = (None, "queued", "planned", "training", "done", "failed", "cancelled")
@@ -39,7 +39,7 @@ def server(postgres):
 def store(request, tmp_path):
     """A store over either database, with three agents and a clock that a test sets."""
     url = new_database(tmp_path) if request.param == "sqlite" else request.getfixturevalue("server")
-    store = Store.open(Settings(database=url), HandClock())
+    store = leave_unsynced(Store.open(Settings(database=url), HandClock()))
     for agent in AGENTS:
         store.agents.introduce(AgentIntroduction(name=agent, allow=()), "me")
     yield store
@@ -151,7 +151,7 @@ class Clocks:
 def a_store(tmp_path, clocks, **settings):
     database = f"sqlite:///{tmp_path}/service.sqlite"
     settings = Settings(database=database, **settings)
-    return Store.open(settings, clocks.wall, clocks.steady)
+    return leave_unsynced(Store.open(settings, clocks.wall, clocks.steady))
 
 
 @pytest.fixture

@@ -33,19 +33,35 @@ from batchwright.service.store.lines import LONGEST_LINE, MAX_BYTES, read_batch
 from batchwright.service.store.records import from_level
 from run_lines import values_of
 from samples import make_data, make_epoch, make_plan
-from services import epoch, flat_epoch, flat_step, new_database, step, step_line
+from services import (
+    epoch,
+    flat_epoch,
+    flat_step,
+    leave_unsynced,
+    new_database,
+    step,
+    step_line,
+)
+
+DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(params=DATABASES)
 def store(request, tmp_path):
     """A store over either database."""
-    if request.param == "sqlite":
-        url = new_database(tmp_path)
-    else:
-        url = request.getfixturevalue("postgres")()
-    store = Store.open(Settings(database=url))
+    store = opened(request, tmp_path)
     yield store
     store.close()
+
+
+def opened(request, folder):
+    if request.param == "sqlite":
+        return in_a_file(folder)
+    return Store.open(Settings(database=request.getfixturevalue("postgres")()))
+
+
+def in_a_file(folder, **more):
+    return leave_unsynced(Store.open(Settings(database=new_database(folder), **more)))
 
 
 def a_run(store: Store, **changes) -> str:
@@ -167,13 +183,12 @@ def test_a_commit_that_fails_is_told_to_everybody_in_it_and_stores_nothing(store
     assert send(store, run, 0, step(0)) == 1
 
 
-@settings(max_examples=12)
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 15)), max_size=15))
-def test_whatever_is_delivered_in_whatever_order_each_record_is_there_once(deliveries):
-    import tempfile
+def test_whatever_is_delivered_in_whatever_order_each_record_is_there_once(tmp_path):
+    store = in_a_file(tmp_path)
 
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store.open(Settings(database=f"sqlite:///{folder}/s.sqlite"))
+    @settings(max_examples=12)
+    @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 15)), max_size=15))
+    def holds(deliveries):
         run, wanted = a_run(store), 0
         for first, count in deliveries:
             lines = [step(first + i) for i in range(count)]
@@ -185,7 +200,9 @@ def test_whatever_is_delivered_in_whatever_order_each_record_is_there_once(deliv
                 wanted = max(wanted, first + count)
                 assert send(store, run, first, *lines) == wanted
         assert stored(store, run) == list(range(wanted))
-        store.close()
+
+    holds()
+    store.close()
 
 
 def test_another_token_may_not_report(store):
@@ -200,8 +217,7 @@ def test_another_token_may_not_report(store):
 
 
 def test_a_run_takes_only_so_many_records(tmp_path):
-    limits = Limits(records_per_run=3)
-    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite", limits=limits))
+    store = in_a_file(tmp_path, limits=Limits(records_per_run=3))
     run = a_run(store)
     send(store, run, 0, step(0), step(1), step(2))
     with pytest.raises(Refused, match="3 records"):
@@ -213,9 +229,10 @@ def test_a_run_takes_only_so_many_records(tmp_path):
 # ------------------------------------------------------------------------------ handed out again
 
 
-@pytest.fixture
-def long_run(store):
-    """1000 steps with an epoch line after each hundred; newest is a step."""
+@pytest.fixture(scope="module", params=DATABASES)
+def long_run(request, tmp_path_factory):
+    """1000 steps with an epoch line after each hundred; newest is a step. Tests only read it."""
+    store = opened(request, tmp_path_factory.mktemp("long"))
     run, lines = a_run(store), []
     for number in range(1000):
         lines.append(step(number, epoch=number // 100))
@@ -223,7 +240,8 @@ def long_run(store):
             lines.append(epoch(number // 100))
     for first in range(0, len(lines), 300):
         send(store, run, first, *lines[first : first + 300])
-    return store, run
+    yield store, run
+    store.close()
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 100, 999, 1000, 5000])
@@ -241,7 +259,7 @@ def test_a_page_is_evenly_spaced_and_ends_with_the_newest(long_run, most):
 
 
 def test_few_of_a_long_runs_records_are_found_without_going_through_all(tmp_path):
-    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    store = in_a_file(tmp_path)
     asked = from_level(a_run(store), "step", 3).compile(compile_kwargs={"literal_binds": True})
     with store.database.reading() as connection:
         (line,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked}").all()

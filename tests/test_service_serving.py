@@ -49,7 +49,7 @@ from batchwright.service.store.tokens import LOCAL
 from clients import start_service, wait_until
 from forked import Forked, forking
 from samples import make_plan, make_profile
-from services import step
+from services import new_database, step
 from test_docs import briefly, entered, quickly, shown_for
 
 LAST_SECONDS = 500
@@ -517,7 +517,7 @@ def test_the_local_token_of_another_kind_of_database_is_in_the_users_folder(tmp_
     + [(host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "", "127.0.0.1.x")],  # noqa: S104
 )
 def test_only_loopback_is_served_before_somebody_has_a_token(tmp_path, host, loopback):
-    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    store = Store.open(Settings(database=new_database(tmp_path, tokens=False)))
     keep_local_token(store)
     settings = store.settings.model_copy(update={"host": host})
     assert is_loopback(host) == loopback

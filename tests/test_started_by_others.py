@@ -836,27 +836,25 @@ def test_a_stop_while_no_run_of_a_sweep_trains_says_what_goes_on(start, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("verb", "more", "begun"),
-    [
-        ("sweep", ("--grid", "learning_rate=0.05,0.1"), "logs/probe-*"),
-        ("run", (), "job.yaml"),
-    ],
+    ("verb", "more"),
+    [("sweep", ("--grid", "learning_rate=0.05,0.1")), ("run", ())],
     ids=["sweep", "run"],
 )
-def test_a_stop_signal_to_another_ends_what_worker_0_measures(start, tmp_path, verb, more, begun):
+def test_a_stop_signal_to_another_ends_what_worker_0_measures(start, tmp_path, verb, more):
     words = (verb, *JOB[:2], "probe.budget=600", "probe.error=0.001", "probe.learning=0", *more)
-    started = start(*words, "--out", "a")
+    started = start(*words, SMALL, "--out", "a")
     end = time.monotonic() + 300
-    while not [*(tmp_path / "a").glob(begun)]:
+    while not [*tmp_path.glob("with-*")]:  # where the network is built, to be measured at once
         assert time.monotonic() < end, started.end()
         assert started.processes[0].poll() is None, started.end()
         time.sleep(0.05)
-    time.sleep(3.0)  # most likely its workers measure by now; if not, all must be as it is then
+    time.sleep(0.5)  # most likely its workers measure by now; if not, all must be as it is then
     started.processes[1].send_signal(signal.SIGTERM)
     codes, told = started.end()
     assert codes == [128 + signal.SIGTERM] * 2, told
     (line,) = errors(told)
-    assert f"stopped by SIGTERM; continue with `batchwright {verb} --resume --out a`" in line
+    again = f"`batchwright {verb} --resume --out a {SMALL}`"
+    assert f"stopped by SIGTERM; continue with {again}" in line
 
 
 @pytest.mark.slow

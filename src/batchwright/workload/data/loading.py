@@ -80,7 +80,7 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
         method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     try:
         with _terms_wait(method):
-            batches = _naming_causes(iter(loader))
+            batches = _naming_causes(_ending_with_errors(iter(loader), loader))
     except (PicklingError, AttributeError, TypeError) as error:  # pickling may raise all of these
         raise DataError(
             f"the data set cannot be sent to loader processes ({error}): define its class, and the "
@@ -99,14 +99,28 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from batches
 
 
-def end_loaders(loader: DataLoader[Any] | None) -> None:
-    """End the processes of a loader that keeps them from epoch to epoch.
+def _ending_with_errors(batches: Iterator[Any], loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of a loader's iterator, whose processes end before an error goes on."""
+    try:
+        yield from batches
+    except Exception:
+        if not loader.persistent_workers:  # these, `end_loaders` ends
+            _end(batches)
+        raise
 
-    They end with the loader's iterator. An error that is on its way may still hold that one, and
-    left to Python's cycle collection its queues are collected first: Python then waits 5 s for each
-    process in vain. So the iterator is ended here.
+
+def end_loaders(loader: DataLoader[Any] | None) -> None:
+    """End the processes of a loader that keeps them from epoch to epoch."""
+    _end(getattr(loader, "_iterator", None))
+
+
+def _end(batches: Iterator[Any] | None) -> None:
+    """End the processes of a loader's iterator.
+
+    They end with it. An error that is on its way may still hold it, and left to Python's cycle
+    collection its queues are collected first: Python then waits 5 s for each process in vain.
     """
-    end = getattr(getattr(loader, "_iterator", None), "_shutdown_workers", None)
+    end = getattr(batches, "_shutdown_workers", None)
     if end is not None:
         end()
 
