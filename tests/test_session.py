@@ -47,7 +47,11 @@ from batchwright.training.batches.randomness import put_aside, seed_item
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from batchwright.training.session_checks import refuse_unlike_workers, refuse_without_float64
+from batchwright.training.session_checks import (
+    as_weights,
+    refuse_unlike_workers,
+    refuse_without_float64,
+)
 from batchwright.training.signals import StopRequest
 from batchwright.training.step import clock
 from batchwright.workload.muon import muon
@@ -951,6 +955,15 @@ def test_samples_are_drawn_by_weights_of_any_kind(kind):
     one = make_session(dataset=points, plan=make_tiny_plan(epochs=1), sample_weights=weights)
     run_loop(one, lambda x, y: one.step(functional.cross_entropy(one.model(x), y)))
     assert points.seen == [3] * SAMPLES
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[1e-50, 0.1, 1e50], np.array([1e50, 0.1, 1e-50])[::-1], np.array([1e-50, 0.1, 1e50], object)],
+    ids=["list", "reversed", "objects"],
+)
+def test_weights_keep_their_digits_and_may_be_any_array(given):
+    assert as_weights(given).tolist() == [1e-50, 0.1, 1e50]
 
 
 def test_weights_that_are_no_numbers_are_refused():
