@@ -763,6 +763,41 @@ def test_a_scheduler_of_ones_own_steps_with_rates_of_ones_own(tmp_path, made, wa
     assert rates == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_a_scheduler_of_the_momentum_goes_on_with_it_on_a_resumed_run(tmp_path, first):
+    def made(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+
+    def now():
+        return [optimizer.param_groups[0][key] for key in ("lr", "betas")]
+
+    found = []
+    for resume in (False, True):
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = made(optimizer) if first else None
+        options = {"run_folder": tmp_path / "run", "resume": resume, "learning_rate": "mine"}
+        one = make_session(model, optimizer, plan=make_tiny_plan(micro=3, epochs=1), **options)
+        scheduler = scheduler or made(optimizer)
+        one.keep("scheduler", scheduler)
+        found.append(now())
+
+        def step(features, labels, one=one, scheduler=scheduler):
+            if one.step(functional.cross_entropy(one.model(features), labels)):
+                scheduler.step()
+                found.append(now())
+                if len(found) == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        if not resume:
+            with pytest.raises(SystemExit):
+                run_loop(one, step)
+    one.__exit__(None, None, None)
+    start, *_, left, again = found
+    assert again == left
+    assert again[1] != start[1]
+
+
 def test_a_thing_without_a_state_is_refused_by_keep():
     with make_session() as one, pytest.raises(ArgumentError, match="got the int 3: give something"):
         one.keep("count", 3)
