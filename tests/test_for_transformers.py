@@ -488,6 +488,30 @@ def test_each_training_has_the_plans_rates_also_with_a_model_of_its_own(tmp_path
     assert "learning rate stays" not in capfd.readouterr().err
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, as Lookahead is."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        super().__init__([p for group in optimizer.param_groups for p in group["params"]], {})
+        self.param_groups = optimizer.param_groups
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+def test_an_optimizer_around_another_has_the_plans_rates_once(tmp_path):
+    try:
+        made = trainer_of(tmp_path, num_train_epochs=1)
+        made.optimizer = Around(torch.optim.SGD(made.model.parameters(), lr=0.1))
+        bw.ForTransformers(made, make_tiny_plan((2 * BATCH,), samples=SAMPLES, factor=2))
+        for _ in range(2):
+            made.train()
+            assert made.optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.2)
+    finally:
+        closed()
+
+
 def test_a_training_whose_accumulation_was_changed_since_the_last_one_has_it(tmp_path):
     try:
         made = trainer_of(tmp_path, num_train_epochs=1)

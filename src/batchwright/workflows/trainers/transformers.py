@@ -189,7 +189,9 @@ class ForTransformers:
         """Multiply the optimizer's rates, once; with `model_init` each `train()` has another."""
         trainer = self._trainer
         trainer.create_optimizer()
-        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # as it is prepared
+        optimizer = trainer.optimizer
+        if _package_of(type(optimizer)) == "accelerate":  # from the first `train()` on
+            optimizer = optimizer.optimizer
         if optimizer is not self._scaled:
             scale_rates([optimizer], [trainer.lr_scheduler], factor)
             self._scaled, self._rates = optimizer, _first_rates(optimizer)
