@@ -512,6 +512,41 @@ def test_an_optimizer_around_another_has_the_plans_rates_once(tmp_path):
         closed()
 
 
+class ManyLabels(Dataset):
+    def __len__(self):
+        return BATCH
+
+    def __getitem__(self, index):
+        made = torch.Generator().manual_seed(index)
+        labels = (torch.rand(3, generator=made) > 0.5).float()
+        return {"pixel_values": torch.randn(3, 8, 8, generator=made), "labels": labels}
+
+
+def many_labels():
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        image_size=8, patch_size=4, num_labels=3, problem_type="multi_label_classification",
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    return transformers.ViTForImageClassification(config), ManyLabels()
+
+
+def test_a_loss_of_transformers_that_is_a_mean_is_one_in_parts_of_a_batch_too(tmp_path):
+    found = []
+    try:
+        for room in (None, 2):
+            made = trainer_of(tmp_path, many_labels, num_train_epochs=1)
+            made.room = room
+            bw.ForTransformers(made)
+            found.append(made.train().training_loss)
+    finally:
+        closed()
+    assert found[1] == pytest.approx(found[0])
+
+
 def test_a_training_whose_accumulation_was_changed_since_the_last_one_has_it(tmp_path):
     try:
         made = trainer_of(tmp_path, num_train_epochs=1)
