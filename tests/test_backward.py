@@ -327,6 +327,32 @@ def test_layers_that_are_frozen_and_unfrozen_on_the_way_have_the_gradient_of_the
     parts.close()
 
 
+@pytest.mark.parametrize("tight", ["forward", "backward"])
+def test_layers_that_a_training_step_unfreezes_itself_have_the_gradient_of_the_batch(tight):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(BATCH, 4), torch.arange(BATCH) % 3
+
+    def loss_of(part, unfrozen):
+        model[0].requires_grad_(unfrozen)
+        hidden = model[:2](part[0])
+        hidden = Tight.apply(hidden, room) if tight == "backward" else hidden
+        return functional.cross_entropy(model[2](hidden), part[1])
+
+    model[0].requires_grad_(False)
+    parts = recovering.Recovering(model.parameters(), lambda _: None)
+    parts.most = 3 if tight == "forward" else None
+    for unfrozen, room in ((False, BATCH), (True, 3), (False, BATCH)):
+        model.zero_grad()
+        loss = parts.loss(partial(loss_of, unfrozen=unfrozen), batch)
+        parts.backward(loss.backward)
+        trained = [one for one in model.parameters() if one.requires_grad]
+        found, room = [one.grad for one in trained], BATCH
+        wanted = torch.autograd.grad(loss_of(batch, unfrozen), trained)
+        torch.testing.assert_close(found, list(wanted))
+    parts.close()
+
+
 def narrow_gradients(tight, scaler, factor=1e-5):
     """Of a loss so small that float16 holds its gradients only if it is scaled, and in float32.
 

@@ -380,6 +380,18 @@ def test_a_step_whose_losses_went_past_the_feed_is_told_once(capfd, right):
     assert told.count("the optimizer steps without feed.backward(loss)") == (not right)
 
 
+def test_a_step_whose_closure_gives_its_loss_to_the_feed_is_not_told(capfd):
+    accelerator, _, model, optimizer = opened(passes=2)
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(4))
+        for one in feed:
+            with accelerator.accumulate(model):
+                optimizer.step(lambda one=one: feed.backward(loss_of(model, one)))
+    finally:
+        closed()
+    assert "the optimizer steps without" not in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_model_with_its_loss_is_probed_planned_and_trained(tmp_path):
     accelerator, plain, model, optimizer = opened()

@@ -488,6 +488,65 @@ def test_each_training_has_the_plans_rates_also_with_a_model_of_its_own(tmp_path
     assert "learning rate stays" not in capfd.readouterr().err
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, as Lookahead is."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        super().__init__([p for group in optimizer.param_groups for p in group["params"]], {})
+        self.param_groups = optimizer.param_groups
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+def test_an_optimizer_around_another_has_the_plans_rates_once(tmp_path):
+    try:
+        made = trainer_of(tmp_path, num_train_epochs=1)
+        made.optimizer = Around(torch.optim.SGD(made.model.parameters(), lr=0.1))
+        bw.ForTransformers(made, make_tiny_plan((2 * BATCH,), samples=SAMPLES, factor=2))
+        for _ in range(2):
+            made.train()
+            assert made.optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.2)
+    finally:
+        closed()
+
+
+class ManyLabels(Dataset):
+    def __len__(self):
+        return BATCH
+
+    def __getitem__(self, index):
+        made = torch.Generator().manual_seed(index)
+        labels = (torch.rand(3, generator=made) > 0.5).float()
+        return {"pixel_values": torch.randn(3, 8, 8, generator=made), "labels": labels}
+
+
+def many_labels():
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        image_size=8, patch_size=4, num_labels=3, problem_type="multi_label_classification",
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    return transformers.ViTForImageClassification(config), ManyLabels()
+
+
+def test_a_loss_of_transformers_that_is_a_mean_is_one_in_parts_of_a_batch_too(tmp_path):
+    found = []
+    try:
+        for room in (None, 2):
+            made = trainer_of(tmp_path, many_labels, num_train_epochs=1)
+            made.room = room
+            bw.ForTransformers(made)
+            found.append(made.train().training_loss)
+    finally:
+        closed()
+    assert found[1] == pytest.approx(found[0])
+
+
 def test_a_training_whose_accumulation_was_changed_since_the_last_one_has_it(tmp_path):
     try:
         made = trainer_of(tmp_path, num_train_epochs=1)

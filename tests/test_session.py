@@ -47,7 +47,11 @@ from batchwright.training.batches.randomness import put_aside, seed_item
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from batchwright.training.session_checks import refuse_unlike_workers, refuse_without_float64
+from batchwright.training.session_checks import (
+    as_weights,
+    refuse_unlike_workers,
+    refuse_without_float64,
+)
 from batchwright.training.signals import StopRequest
 from batchwright.training.step import clock
 from batchwright.workload.muon import muon
@@ -759,6 +763,41 @@ def test_a_scheduler_of_ones_own_steps_with_rates_of_ones_own(tmp_path, made, wa
     assert rates == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_a_scheduler_of_the_momentum_goes_on_with_it_on_a_resumed_run(tmp_path, first):
+    def made(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+
+    def now():
+        return [optimizer.param_groups[0][key] for key in ("lr", "betas")]
+
+    found = []
+    for resume in (False, True):
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = made(optimizer) if first else None
+        options = {"run_folder": tmp_path / "run", "resume": resume, "learning_rate": "mine"}
+        one = make_session(model, optimizer, plan=make_tiny_plan(micro=3, epochs=1), **options)
+        scheduler = scheduler or made(optimizer)
+        one.keep("scheduler", scheduler)
+        found.append(now())
+
+        def step(features, labels, one=one, scheduler=scheduler):
+            if one.step(functional.cross_entropy(one.model(features), labels)):
+                scheduler.step()
+                found.append(now())
+                if len(found) == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        if not resume:
+            with pytest.raises(SystemExit):
+                run_loop(one, step)
+    one.__exit__(None, None, None)
+    start, *_, left, again = found
+    assert again == left
+    assert again[1] != start[1]
+
+
 def test_a_thing_without_a_state_is_refused_by_keep():
     with make_session() as one, pytest.raises(ArgumentError, match="got the int 3: give something"):
         one.keep("count", 3)
@@ -951,6 +990,15 @@ def test_samples_are_drawn_by_weights_of_any_kind(kind):
     one = make_session(dataset=points, plan=make_tiny_plan(epochs=1), sample_weights=weights)
     run_loop(one, lambda x, y: one.step(functional.cross_entropy(one.model(x), y)))
     assert points.seen == [3] * SAMPLES
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[1e-50, 0.1, 1e50], np.array([1e50, 0.1, 1e-50])[::-1], np.array([1e-50, 0.1, 1e50], object)],
+    ids=["list", "reversed", "objects"],
+)
+def test_weights_keep_their_digits_and_may_be_any_array(given):
+    assert as_weights(given).tolist() == [1e-50, 0.1, 1e50]
 
 
 def test_weights_that_are_no_numbers_are_refused():

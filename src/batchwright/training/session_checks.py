@@ -8,6 +8,7 @@ from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -168,10 +169,13 @@ def checked_rates(learning_rate: str) -> bool:
 
 
 def as_weights(weights: object) -> Tensor | None:
-    """Weights of samples as a tensor; they may be an array or a list."""
+    """Weights of samples as a tensor; they may be an array, a list or a column of a table."""
+    if weights is None or isinstance(weights, Tensor):
+        return weights
     try:
-        return None if weights is None else torch.as_tensor(weights)
-    except (TypeError, ValueError, RuntimeError):
+        # A copy, since PyTorch takes no array in reverse order.
+        return torch.from_numpy(np.array(weights, dtype=np.float64))
+    except (TypeError, ValueError):
         raise ValueError(
             f"sample_weights of Session is {described(weights)}: give one number for each sample"
         ) from None

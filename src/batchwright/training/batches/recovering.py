@@ -80,11 +80,6 @@ class Recovering:
                 forward pass, as on the other workers, and the parts before go past it.
             summed: Whether parts' losses add up to the batch's, in place of their mean.
         """
-        for one in self._trained:
-            if id(one) not in self._hooks:
-                self._hooks[id(one)] = one.register_post_accumulate_grad_hook(
-                    lambda parameter: self._done.add(id(parameter))
-                )
         samples = samples_in(batch)
         whole = self._whole = _WholeBatch(compute, batch, samples, wrapper, summed)
         while True:
@@ -115,6 +110,11 @@ class Recovering:
             run: Runs the backward pass as the trainer would.
         """
         self._done.clear()
+        for one in self._trained:  # not earlier: a training step may unfreeze layers itself
+            if id(one) not in self._hooks:
+                self._hooks[id(one)] = one.register_post_accumulate_grad_hook(
+                    lambda parameter: self._done.add(id(parameter))
+                )
         whole, self._whole = self._whole, None  # nor is the batch held any longer
         failed, self._loss = self._loss, None
         try:
@@ -139,8 +139,8 @@ class Recovering:
             self._halve(cut)
         left = [
             (gradient * parameter).sum()
-            for gradient, parameter in zip(gradients, self._trained, strict=True)
-            if gradient is not None and id(parameter) not in self._done
+            for parameter, gradient in gradients.items()
+            if id(parameter) not in self._done
         ]
         if left:
             total = torch.stack([one.float() for one in left]).sum()
@@ -166,50 +166,48 @@ class Recovering:
 
     def _gradients(
         self, whole: _WholeBatch, parts: Sequence[_Part]
-    ) -> tuple[list[Tensor | None], Tensor | float]:
+    ) -> tuple[dict[nn.Parameter, Tensor], Tensor | float]:
         """Sums over parts of the trained parameters' gradients, and of the loss."""
-        gradients: list[Tensor | None] = [None] * len(self._trained)
+        gradients: dict[nn.Parameter, Tensor] = {}
         value: Tensor | float = 0.0
         for part in parts:
             found, loss = self._gradients_of(whole, part)
-            gradients = [
-                new if old is None else old if new is None else old + new
-                for old, new in zip(gradients, found, strict=True)
-            ]
+            for one, gradient in found.items():
+                gradients[one] = gradients[one] + gradient if one in gradients else gradient
             value = value + loss
         return gradients, value
 
     def _gradients_of(
         self, whole: _WholeBatch, part: _Part
-    ) -> tuple[Sequence[Tensor | None], Tensor]:
-        """Gradients of a part's loss by the trained parameters, and the loss."""
+    ) -> tuple[dict[nn.Parameter, Tensor], Tensor]:
+        """Gradients of a part's loss by the trained parameters that it uses, and the loss."""
         # As the trainer scales what it differentiates: small gradients are zero in float16.
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         while True:
             with whole.bypassing_wrapper():
                 loss = _loss_of(whole.compute(part.batch)) * part.scale
+            trained = self._trained  # as the training step may have just set
             with torch.autocast(loss.device.type, enabled=False):
                 scaled = loss if scale == 1 else loss.float() * scale
-                found = torch.autograd.grad(scaled, self._trained, allow_unused=True)
+                found = torch.autograd.grad(scaled, trained, allow_unused=True)
+            there = {p: g for p, g in zip(trained, found, strict=True) if g is not None}
             if scale == 1:
-                return found, loss.detach()
-            there = [one for one in found if one is not None]
-            if not there or bool(torch.stack([one.sum() for one in there]).isfinite().all()):
-                return [None if one is None else one / scale for one in found], loss.detach()
+                return there, loss.detach()
+            sums = [one.sum() for one in there.values()]
+            if not sums or bool(torch.stack(sums).isfinite().all()):
+                return {one: g / scale for one, g in there.items()}, loss.detach()
             scale = max(1.0, scale / 2)
 
     def _in_parts(self, whole: _WholeBatch, cut: int) -> Any:
         *others, last = whole.parts(cut)
         gradients, value = self._gradients(whole, others)
-        used = [p for p, g in zip(self._trained, gradients, strict=True) if g is not None]
-        with whole.using_parameters(used):
+        with whole.using_parameters(list(gradients)):
             output = whole.compute(last.batch)
         loss = _loss_of(output) * last.scale
         with torch.autocast(loss.device.type, enabled=False):
-            for parameter, gradient in zip(self._trained, gradients, strict=True):
-                if gradient is not None:
-                    carried = (gradient * parameter).sum()
-                    loss = loss + (carried - carried.detach()).to(loss.dtype)
+            for parameter, gradient in gradients.items():
+                carried = (gradient * parameter).sum()
+                loss = loss + (carried - carried.detach()).to(loss.dtype)
         loss = loss + value
         return {**output, "loss": loss} if isinstance(output, dict) else loss
 

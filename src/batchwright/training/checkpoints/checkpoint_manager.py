@@ -42,6 +42,8 @@ _MODEL, _OPTIMIZER = "the model's state_dict()", "the optimizer's state_dict()"
 _LONGEST_WHY = 300  # characters of what PyTorch says of a state that does not fit
 _OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 """Keys of parameter groups that PyTorch's schedulers add."""
+_SCHEDULED = {"lr", "momentum", "betas"}
+"""Keys of parameter groups that PyTorch's schedulers change."""
 _LOOK_SECONDS = 1.0
 """Seconds between two messages of worker 0 to the others on whether the disk is done."""
 
@@ -159,7 +161,7 @@ class CheckpointManager:
         self._average = average
         self._things: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # restored states of things not kept yet
-        self._steps_then, self._rates_then = 0, list[Any]()  # restored steps and learning rates
+        self._steps_then, self._groups_then = 0, list[Any]()  # restored steps, parameter groups
         self._writer = Writer(folder / "checkpoints", plan.job) if folder is not None else None
 
     def prepare(self, *, may_exist: bool) -> None:
@@ -184,8 +186,8 @@ class CheckpointManager:
     def keep(self, name: str, thing: Any, steps: int = 0) -> None:
         """Put ``thing`` into checkpoints; after a resume its state is loaded at once.
 
-        A scheduler that was made after the resume has set the rates of its start: the optimizer
-        gets those of the checkpoint again, unless it has stepped since.
+        A scheduler that was made after the resume has set the rates of its start, and maybe the
+        momentum: the optimizer gets those of the checkpoint again, unless it has stepped since.
 
         Args:
             name: Names it in checkpoints.
@@ -207,11 +209,13 @@ class CheckpointManager:
         if name in self._waiting:
             thing.load_state_dict(self._waiting.pop(name))
             if isinstance(thing, LRScheduler) and steps == self._steps_then:
-                for group, rate in zip(self._optimizer.param_groups, self._rates_then, strict=True):
-                    if isinstance(group["lr"], torch.Tensor):
-                        group["lr"].fill_(rate)
-                    else:
-                        group["lr"] = rate
+                groups = self._optimizer.param_groups
+                for group, then in zip(groups, self._groups_then, strict=True):
+                    for key in _SCHEDULED & then.keys():
+                        if isinstance(group[key], torch.Tensor):
+                            group[key].fill_(then[key])
+                        else:
+                            group[key] = then[key]
 
     # ------------------------------------------------------------------------------------ writing
 
@@ -351,7 +355,7 @@ class CheckpointManager:
             _refuse_other_keys(content["optimizer"], self._optimizer.state_dict())
             self._optimizer.load_state_dict(content["optimizer"])
         self._steps_then = state_then["steps"]
-        self._rates_then = [group["lr"] for group in content["optimizer"]["param_groups"]]
+        self._groups_then = content["optimizer"]["param_groups"]
         outside = content.get("outside", ())  # an earlier version's has none
         with torch.no_grad():
             for parameter, value in zip(self._outside, outside, strict=bool(outside)):

@@ -140,8 +140,8 @@ class ForAccelerate:
         self._open = False  # whether a loop goes through the batches
         self._weighed, self._told = 0, False  # losses since the last step; whether none was told
         inner = getattr(optimizer, "optimizer", optimizer)
-        if hasattr(inner, "_optimizer_step_pre_hooks"):  # not without `Optimizer.__init__`
-            inner.register_step_pre_hook(self._before_step)
+        if hasattr(inner, "_optimizer_step_post_hooks"):  # not without `Optimizer.__init__`
+            inner.register_step_post_hook(self._after_step)
         accelerator.register_for_checkpointing(self)
 
     def _arrange(self) -> None:
@@ -251,8 +251,11 @@ class ForAccelerate:
             self._follower.exchanged()
         return loss
 
-    def _before_step(self, *_: Any) -> None:
-        """Print a line before a step whose losses `backward` never had, of batches of this feed."""
+    def _after_step(self, *_: Any) -> None:
+        """Print a line after a step whose losses `backward` never had, of batches of this feed.
+
+        Not before it: a closure computes its losses within the step.
+        """
         passes = self._accelerator.num_processes * self.sampler.passes
         if self._open and passes > 1 and not (self._weighed or self._told):
             self._told = True

@@ -189,7 +189,9 @@ class ForTransformers:
         """Multiply the optimizer's rates, once; with `model_init` each `train()` has another."""
         trainer = self._trainer
         trainer.create_optimizer()
-        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # as it is prepared
+        optimizer = trainer.optimizer
+        if _package_of(type(optimizer)) == "accelerate":  # from the first `train()` on
+            optimizer = optimizer.optimizer
         if optimizer is not self._scaled:
             scale_rates([optimizer], [trainer.lr_scheduler], factor)
             self._scaled, self._rates = optimizer, _first_rates(optimizer)
@@ -218,8 +220,12 @@ class ForTransformers:
     @property
     def _counts_items(self) -> bool:
         """Whether losses are sums over labels, divided by the number of labels of all workers."""
-        said = _said_of_losses(self._trainer)
-        return _counts_labels(self._trainer) if said is None else said
+        trainer = self._trainer
+        said = _said_of_losses(trainer)
+        if said is not None:
+            return said
+        means = trainer.compute_loss_func is None and _is_mean(trainer.model)
+        return _counts_labels(trainer) and not means
 
     def _probed(self, loader: Any, **keys: Any) -> Profile:
         trainer, model = self._trainer, self._trainer.model
@@ -345,6 +351,12 @@ class ForTransformers:
 def _counts_labels(trainer: Any) -> bool:
     """Whether a Trainer counts the labels of a step, for losses to be divided by their number."""
     return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+
+
+def _is_mean(model: Any) -> bool:
+    """Whether a model of Transformers has a loss that ignores the number of labels of a step."""
+    kind = getattr(getattr(model, "config", None), "problem_type", None)
+    return kind in ("regression", "multi_label_classification")
 
 
 def _said_of_losses(trainer: Any) -> bool | None:
