@@ -1013,6 +1013,18 @@ def test_no_time_no_trial():
     assert question().next_trial([], budget=10, left=0.2) is None
 
 
+def test_one_trial_takes_all_of_the_time_where_three_do_not_fit():
+    asks = question()
+    least = asks.least_budget
+    assert asks.next_trial([], budget=0.99 * least, left=least) is None
+    only = asks.next_trial([], budget=1.01 * least, left=1.01 * least)
+    assert least <= only.seconds <= 1.01 * least
+    # From three such trials on, none takes more than a third of the time.
+    first = asks.next_trial([], budget=3.01 * least, left=3.01 * least)
+    assert first.seconds <= 3.01 * least / 3
+    assert asks.next_trial([], budget=2.9 * least, left=2.9 * least).seconds <= 2.9 * least
+
+
 def test_a_handful_of_images_leaves_none_to_judge_on():
     arms = (Arm("sgd", 2, 1, 2, 1e-3), Arm("sgd", 4, 1, 4, 1e-3))
     few = question(samples=9, epochs=1000, arms=arms)

@@ -49,7 +49,8 @@ MAX_RATE_STEPS = 3
 """Most such steps up or down from the usual rate."""
 
 _LONGEST = 1 / 3
-"""Share of the budget for the longest trial: slope and level of the curve take three trials."""
+"""Share of the budget for the longest trial: slope and level of the curve take three trials. Where
+no trial is so short, one may take all of the budget: it tells the level at least."""
 _SHORTER = (1, 2, 4)
 """Length of the longest trial over the lengths that are considered."""
 _LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)
@@ -134,7 +135,7 @@ class Question:
     def least_budget(self) -> float:
         """Least budget, in seconds, that allows a trial; infinite if the training is too short."""
         found = [
-            self._seconds(arm, samples) / self._longest
+            self._seconds(arm, samples)
             for arm in self.arms
             if (samples := -(-_least_samples(arm) // arm.batch) * arm.batch)
             <= self.epochs * self.samples
@@ -371,9 +372,12 @@ class Question:
     def _affordable(
         self, budget: float, offsets: Mapping[OptimizerName, Sequence[float]]
     ) -> Iterator[TrialPlan]:
+        longest = self._longest * budget
+        if longest < self.least_budget:
+            longest = budget
         for arm in self.arms:
             most = min(
-                (self._longest * budget - self.judging_seconds) / self._each(arm),
+                (longest - self.judging_seconds) / self._each(arm),
                 self.epochs * self.samples,
             )
             for times in _SHORTER if self.target is None else _SHORTER_TO_TARGET:
