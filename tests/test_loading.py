@@ -429,6 +429,23 @@ def test_what_ended_a_loader_process_is_told(number, kind, said):
         )
 
 
+@pytest.mark.slow  # PyTorch looks every 5 s
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (signal.SIGBUS, SharedMemoryError, r"^a loader process .*shared memory .*, or loaders=0$"),
+        (signal.SIGKILL, RuntimeError, r"^DataLoader worker .* is killed by signal: Killed"),
+    ],
+)
+def test_what_ended_a_loader_process_is_told_after_lightning(number, kind, said):
+    list(DataLoader([1], num_workers=1))  # PyTorch sets its handler once
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as Lightning does after a fit
+    try:
+        test_what_ended_a_loader_process_is_told(number, kind, said)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 class Unpicklable:
     """What cannot be pickled."""
 

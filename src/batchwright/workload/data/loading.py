@@ -38,8 +38,10 @@ from batchwright.workload.host import worker_threads
 OWN_DATA_LOADERS = 2
 """Default number of loader processes of each worker for a data set of the user's own."""
 
+_KILLED = "is killed by signal"
+
 _NO_SHARED_MEMORY = (
-    "is killed by signal: Bus error",  # PyTorch has used more than there is
+    f"{_KILLED}: Bus error",  # PyTorch has used more than there is
     "unable to allocate shared memory(shm)",  # PyTorch asks first, from 2.13 on
 )
 
@@ -80,7 +82,9 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
         method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     try:
         with _terms_wait(method):
-            batches = _naming_causes(_ending_with_errors(iter(loader), loader))
+            begun = iter(loader)
+            workers = getattr(begun, "_workers", ())
+            batches = _naming_causes(_ending_with_errors(begun, loader), workers)
     except (PicklingError, AttributeError, TypeError) as error:  # pickling may raise all of these
         raise DataError(
             f"the data set cannot be sent to loader processes ({error}): define its class, and the "
@@ -125,15 +129,19 @@ def _end(batches: Iterator[Any] | None) -> None:
         end()
 
 
-def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
-    """``batches``, with errors that say why a loader process has ended.
+def _naming_causes(batches: Iterator[Any], workers: Sequence[BaseProcess]) -> Iterator[Any]:
+    """``batches``, with errors that say why one of the loader processes ``workers`` has ended.
 
-    PyTorch's own error says that it exited unexpectedly; only its cause names the signal.
+    PyTorch's own error says that it exited unexpectedly; only its cause names the signal. There is
+    none once Lightning has put back the signal handlers of before its first loader process.
     """
     try:
         yield from batches
     except RuntimeError as error:
-        why = f"{error} {error.__cause__}"
+        cause = str(error.__cause__)
+        if _KILLED not in cause and "exited unexpectedly" in str(error):
+            cause = _killed(workers) or cause
+        why = f"{error} {cause}"
         if any(words in why for words in _NO_SHARED_MEMORY):
             raise SharedMemoryError(TOO_LITTLE_SHARED) from None
         if any(words in why for words in _ON_A_GPU):
@@ -146,9 +154,21 @@ def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
             if "Too many open files" in said:
                 hint = "raise the limit (ulimit -n 65536)"
             raise DataError(f"{said}: {hint}, or give loaders=0") from None
-        if "is killed by signal" in str(error.__cause__):
-            raise RuntimeError(str(error.__cause__)) from None
+        if _KILLED in cause:
+            raise RuntimeError(cause) from None
         raise
+
+
+def _killed(workers: Sequence[BaseProcess]) -> str:
+    """What PyTorch would say of the first process that a signal has ended; empty if none has."""
+    return next(
+        (
+            f"DataLoader worker (pid {one.pid}) {_KILLED}: {signal.strsignal(-one.exitcode)}"
+            for one in workers
+            if one.exitcode is not None and one.exitcode < 0
+        ),
+        "",
+    )
 
 
 @contextmanager
