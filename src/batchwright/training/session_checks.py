@@ -326,9 +326,9 @@ def refuse_default_device() -> None:
     device = torch.get_default_device()
     if device.type != "cpu":
         raise PlanError(
-            f"torch.set_default_device('{device}') holds for all that a session makes, also for "
-            "what loader processes read: set it for the model alone, as in "
-            f"`with torch.device('{device}'): model = make_model()`"
+            f"the default device {device} (torch.set_default_device, or a `with` block around the "
+            "session) holds for all that a session makes, also for what loader processes read: set "
+            f"it for the model alone, as in `with torch.device('{device}'): model = make_model()`"
         )
 
 
