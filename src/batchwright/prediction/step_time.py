@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import exp, hypot, log, log2
 from typing import Protocol
 
@@ -158,7 +158,7 @@ class StepTimeModel:
 
     def resolutions(self, workers: int) -> tuple[int, ...]:
         """Measured resolutions with so many workers or the nearest measured number, rising."""
-        return self._resolutions(self._nearest(workers))
+        return self._resolutions[self._nearest(workers)]
 
     def curve(self, workers: int, resolution: int) -> Curve:
         """Seconds of the whole step, in one pass, against the local batch.
@@ -171,7 +171,7 @@ class StepTimeModel:
             self._curves[key] = self._whole[key]
         elif key not in self._curves:
             law, nearest = self._laws_of(workers, resolution)[0], self._nearest(workers)
-            side = min(self._resolutions(nearest), key=lambda side: abs(side - resolution))
+            side = min(self._resolutions[nearest], key=lambda side: abs(side - resolution))
             batches = self._whole[nearest, side].batches
             self._curves[key] = fit_curve(
                 batches,
@@ -303,7 +303,7 @@ class StepTimeModel:
         Between measured batches it is interpolated; elsewhere it is that of the nearest one.
         """
         nearest = self._nearest(workers)
-        sides = self._resolutions(nearest)
+        sides = self._resolutions[nearest]
         side = min(sides, key=lambda side: abs(side - resolution))
         batches, errors = self._scatter[nearest, side]
         return between(batches, errors, min(max(micro_batch_size, batches[0]), batches[-1]))
@@ -323,8 +323,13 @@ class StepTimeModel:
         """The largest measured number of workers up to ``workers``, else the smallest one."""
         return max((k for k in self.workers if k <= workers), default=self.workers[0])
 
-    def _resolutions(self, workers: int) -> tuple[int, ...]:
-        return tuple(sorted(side for count, side in self._whole if count == workers))
+    @cached_property
+    def _resolutions(self) -> Mapping[int, tuple[int, ...]]:
+        """Measured resolutions by number of workers, rising."""
+        return {
+            workers: tuple(sorted(side for count, side in self._whole if count == workers))
+            for workers in self.workers
+        }
 
     def _laws_of(self, workers: int, resolution: int) -> tuple[_Law, _Law]:
         """Laws of the whole step and of computing."""
@@ -357,7 +362,7 @@ class StepTimeModel:
     def _at_resolution(
         self, curves: Mapping[tuple[int, int], Curve], workers: int, resolution: int
     ) -> _Law:
-        sides = self._resolutions(workers)
+        sides = self._resolutions[workers]
         if resolution in sides:
             return curves[workers, resolution]
         if len(sides) == 1:

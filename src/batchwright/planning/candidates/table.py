@@ -110,6 +110,7 @@ class Table:
     # Accuracies with SGD and with Muon, by which a batch gets its optimizer.
     compared: tuple[Compared, ...] = ()
     epochs: Callable[[int], int] | None = None  # batch -> epochs of a training; `None`: the job's
+    _names: dict[float, OptimizerName] = field(default_factory=dict, init=False, repr=False)
     _extras: dict[tuple[ClusterOption, OptimizerName], Estimate | None] = field(
         default_factory=dict, repr=False
     )
@@ -206,7 +207,8 @@ class Table:
 
     def _update(self, cluster: ClusterOption, batch: float) -> Estimate | None:
         """Extra seconds of the update of this batch's optimizer, on the slowest kind, if any."""
-        name = chosen_optimizer(self.job, batch, self.compared)
+        if (name := self._names.get(batch)) is None:
+            name = self._names[batch] = chosen_optimizer(self.job, batch, self.compared)
         if (cluster, name) not in self._extras:
             found = [
                 extra_seconds(self.job, kind.profile, name, cluster.workers, kind.speed)
