@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
 from benchmarks.planning.decisions_runs import TASKS
-from benchmarks.tools.growing_batch import BATCHES, LEAST_STEPS, factors_of, plan_of, table
+from benchmarks.tools.growing_batch import BATCHES, FIRST, LEAST_STEPS, factors_of, plan_of, table
 
 from test_decisions import opened
 
@@ -21,6 +21,7 @@ def test_a_batch_follows_the_noise_in_powers_of_two_up_to_its_room_and_never_bac
     noise = [100.0, None, 210.0, 150.0, 420.0, 900.0, 5000.0]
     assert factors_of("follow", 8, 7, noise) == [1, 1, 1, 2, 2, 4, 8]
     assert factors_of("follow-root", 2, 7, noise) == [1, 1, 1, 2, 2, 2, 2]
+    assert factors_of("fixed", 8, 8, []) == factors_of("fixed-root", 8, 8, [])
     assert factors_of("fixed", 8, 8, []) == [1, 1, 1, 1, 2, 2, 4, 4]
     assert factors_of("double", 8, 2, noise) == [2, 2]
     assert factors_of("base", 8, 2, noise) == [1, 1]
@@ -50,15 +51,37 @@ def test_twice_the_batch_from_the_start_has_its_plans_rate_and_the_same_micro_ba
 def test_an_arm_pays_for_less_time_at_the_same_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = {pair: {32: 2.0, 64: 1.5, 128: 1.2} for pair in BATCHES}
     lines = [
-        {"arm": arm, "pair": [name, "sgd", 11], "batches": batches, "accuracy": accuracy}
+        {
+            "arm": arm,
+            "pair": [name, "sgd", 11],
+            "batches": batches,
+            "accuracy": accuracy,
+            "noise": [100.0, 400.0, 400.0, 400.0],
+        }
         for name in ("groups-resnet8", IMAGENETTE)
         for arm, batches, accuracy in (
-            ("base", [32, 32], 60.0),
-            ("follow", [32, 64], 59.9),
-            ("fixed", [32, 64], 59.0 if name == IMAGENETTE else 60.0),
+            ("base", [32, 32, 32, 32], 60.0),
+            ("follow", [32, 32, 64, 64], 59.9),
+            ("fixed", [32, 32, 64, 64], 59.0 if name == IMAGENETTE else 60.0),
         )
     ]
-    table(lines, seconds)
+    table(FIRST, lines, seconds)
     follow, fixed = capsys.readouterr().err.splitlines()
-    assert follow == "follow: -0.10 (0.00) points, worst -0.10, 0.875: pays"
-    assert fixed == "fixed: -0.50 (0.50) points, worst -1.00, 0.875: does not pay"
+    assert follow == "follow, 2 pairs: -0.10 (0.00) points, worst -0.10, 0.875: pays"
+    assert fixed == "fixed, 2 pairs: -0.50 (0.50) points, worst -1.00, 0.875: does not pay"
+
+
+def test_a_batch_that_never_grew_counts_as_the_base(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {pair: {32: 2.0, 64: 1.5} for pair in BATCHES}
+    lines = [
+        {"arm": arm, "pair": [IMAGENETTE, "sgd", seed], "batches": batches, "accuracy": accuracy}
+        | {"noise": [100.0, later, later]}
+        for arm, seed, batches, accuracy, later in (
+            ("base", 11, [32, 32, 32], 60.0, 250.0),
+            ("follow", 11, [32, 32, 64], 59.0, 250.0),
+            ("base", 12, [32, 32, 32], 60.0, 150.0),
+        )
+    ]
+    table(FIRST, lines, seconds)
+    (follow,) = capsys.readouterr().err.splitlines()
+    assert follow.startswith("follow, 2 pairs: -0.50")

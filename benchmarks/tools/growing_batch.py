@@ -1,17 +1,18 @@
 """A batch that follows the measured gradient noise: is the same accuracy cheaper with it?
 
     python -m benchmarks.tools.growing_batch gather|table
-        [--data DIR] [--limit-minutes M] [--lines FILE]
+        [--muon] [--data DIR] [--limit-minutes M] [--lines FILE]
 
-docs/log.md ("A batch that follows the noise, planned") has arms, seeds and rule, written down
-before anything was trained. `gather` makes the missing runs; `table` probes each task, for the
-seconds of an epoch with each batch, and so wants the machine left alone.
+docs/log.md ("A batch that follows the noise, planned"; --muon: "A batch that grows with Muon,
+planned") has arms, seeds and rule, written down before anything was trained. `gather` makes the
+missing runs; `table` probes each task, for the seconds of an epoch with each batch, and so wants
+the machine left alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, groupby, product
 from math import log2, sqrt
@@ -34,15 +35,31 @@ BATCHES = {
     ("imagenette-resnet8", "sgd"): 32,
     ("imagenette-resnet8", "muon"): 32,
 }  # by task and optimizer, at the start
-SEEDS = (11, 12)
-ARMS = ("base", "follow", "follow-root", "fixed", "double")
+Pair = tuple[str, str]  # task and optimizer
+
+
+@dataclass(frozen=True)
+class Look:
+    """Arms, pairs of a task and an optimizer, and seeds that are compared."""
+
+    arms: tuple[str, ...]  # `base` first: others follow its noise
+    pairs: tuple[Pair, ...]
+    seeds: tuple[int, ...]
+
+
+FIRST = Look(("base", "follow", "follow-root", "fixed", "double"), tuple(BATCHES), (11, 12))
+MUON = Look(
+    ("base", "follow-root", "fixed-root"),
+    tuple(pair for pair in BATCHES if pair[1] == "muon"),
+    (13, 14, 15, 16),
+)
 LEAST_STEPS, MOST = 16, 8  # steps that an epoch keeps, and largest growth
 LINES = RESULTS / "growing-batch.jsonl"
 
 
 def factors_of(arm: str, room: int, epochs: int, noise: Sequence[float | None]) -> list[int]:
     """Batch of each epoch over that at the start, from the noise after each epoch of `base`."""
-    if arm == "fixed":
+    if arm.startswith("fixed"):
         grown = [2.0 ** ((2 * e >= epochs) + (4 * e >= 3 * epochs)) for e in range(epochs)]
     elif arm.startswith("follow"):
         first = next(one for one in noise if one)
@@ -52,7 +69,9 @@ def factors_of(arm: str, room: int, epochs: int, noise: Sequence[float | None]) 
     return [min(room, 2 ** int(log2(max(1.0, one)))) for one in grown]
 
 
-Pair = tuple[str, str]  # task and optimizer
+def room_of(pair: Pair) -> int:
+    """Largest batch over that at the start."""
+    return min(MOST, TASKS[pair[0]].look_images // LEAST_STEPS // BATCHES[pair])
 
 
 def plan_of(pair: Pair, arm: str, seed: int, known: Opened, noise: Sequence[float | None]) -> Plan:
@@ -60,10 +79,9 @@ def plan_of(pair: Pair, arm: str, seed: int, known: Opened, noise: Sequence[floa
     task, batch = TASKS[pair[0]], BATCHES[pair]
     asked = {"global_batch": (1 + (arm == "double")) * batch, "optimizer": pair[1], "seed": seed}
     made = planned(change_job(Job(), {**job_keys(task, known, max(task.epochs)), **asked}), known)
-    first, room = made.stages[0], min(MOST, task.look_images // LEAST_STEPS // batch)
-    stages = []
-    for factor, some in groupby(factors_of(arm, room, made.epochs, noise)):
-        rate = first.learning_rate * sqrt(factor if arm == "follow-root" else 1)
+    first, stages = made.stages[0], []
+    for factor, some in groupby(factors_of(arm, room_of(pair), made.epochs, noise)):
+        rate = first.learning_rate * sqrt(factor if arm.endswith("-root") else 1)
         row = {"epochs": len(list(some)), "learning_rate": rate, "micro_batch_size": batch // 2}
         stages.append(first.model_copy(update={**row, "local_batch_sizes": (factor * batch,)}))
     return made.model_copy(update={"stages": tuple(stages)})
@@ -84,7 +102,7 @@ class Lines(RunLines):
         super()._store(replace(one, facts={**one.facts, **more}), run)
 
 
-def gather(data: Path, lines: Path, folder: Path, until: float) -> None:
+def gather(look: Look, data: Path, lines: Path, folder: Path, until: float) -> None:
     """Make the missing runs, `base` before the arms that follow its noise."""
 
     @cache
@@ -93,14 +111,14 @@ def gather(data: Path, lines: Path, folder: Path, until: float) -> None:
 
     def wanted(arm: str) -> Iterator[Wanted]:
         base = {tuple(one["pair"]): one for one in read_lines(lines) if one["arm"] == "base"}
-        for seed, (name, optimizer) in product(SEEDS, BATCHES):
+        for seed, (name, optimizer) in product(look.seeds, look.pairs):
             noise = base.get((name, optimizer, seed), {}).get("noise", ())
             if arm == "base" or any(noise):
                 made = plan_of((name, optimizer), arm, seed, images_of(name), noise)
                 facts = {"arm": arm, "pair": (name, optimizer, seed)}
                 yield Wanted(f"{name}-{optimizer}-{arm}", seed, made, facts=facts)
 
-    for arm in ARMS:
+    for arm in look.arms:
         Lines(lines, folder).gather(wanted(arm), until)
 
 
@@ -112,14 +130,27 @@ def epoch_seconds(pair: Pair, data: Path, folder: Path) -> dict[int, float]:
     return {one.global_batch_size: one.epoch_seconds.value for one in rows}
 
 
-def table(lines: Sequence[Mapping[str, Any]], seconds: Mapping[Pair, Mapping[int, float]]) -> None:
-    """Print each arm against `base`, over the pairs of the same task, optimizer and seed."""
+def table(
+    look: Look, lines: Sequence[Mapping[str, Any]], seconds: Mapping[Pair, Mapping[int, float]]
+) -> None:
+    """Print each arm against `base`, over the pairs of the same task, optimizer and seed.
+
+    A batch that never grows is `base`, which is not trained again: no line of its own is needed.
+    """
     kept = {(one["arm"], *one["pair"]): one for one in lines}
-    for arm in ARMS[1:]:
+    bases = [one for one in lines if one["arm"] == "base" and one["pair"][2] in look.seeds]
+    for arm in look.arms[1:]:
         points, times = dict[str, list[float]](), list[float]()
-        for (_, *pair), own in ((key, one) for key, one in kept.items() if key[0] == arm):
-            base, cost = kept["base", *pair], seconds[pair[0], pair[1]]
-            points.setdefault(pair[0], []).append(own["accuracy"] - base["accuracy"])
+        for base in bases:
+            name, optimizer, seed = base["pair"]
+            own = kept.get((arm, name, optimizer, seed))
+            if own is None:
+                pair, epochs = (name, optimizer), len(base["batches"])
+                if max(factors_of(arm, room_of(pair), epochs, base["noise"])) > 1:
+                    continue
+                own = base
+            cost = seconds[name, optimizer]
+            points.setdefault(name, []).append(own["accuracy"] - base["accuracy"])
             ours, theirs = (sum(cost[size] for size in one["batches"]) for one in (own, base))
             times.append(ours / theirs)
         every = [one for some in points.values() for one in some]
@@ -127,21 +158,26 @@ def table(lines: Sequence[Mapping[str, Any]], seconds: Mapping[Pair, Mapping[int
             gain, error = fmean(every), stdev(every) / sqrt(len(every))
             worst, time = min(map(fmean, points.values())), geometric_mean(times)
             pays = "pays" if gain >= -0.25 and time <= 0.95 and worst >= -1 else "does not pay"
-            say(f"{arm}: {gain:+.2f} ({error:.2f}) points, worst {worst:+.2f}, {time:.3f}: {pays}")
+            say(
+                f"{arm}, {len(every)} pairs: {gain:+.2f} ({error:.2f}) points, "
+                f"worst {worst:+.2f}, {time:.3f}: {pays}"
+            )
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Read the command line, and gather or print."""
     parser = make_parser(__doc__)
     parser.add_argument("which", choices=("gather", "table"))
+    parser.add_argument("--muon", action="store_true")
     add_gathering(parser, LINES)
     asked = parser.parse_args(words)
+    look = MUON if asked.muon else FIRST
     with scratch() as folder:
         if asked.which == "gather":
-            gather(asked.data, asked.lines, folder, asked.until)
+            gather(look, asked.data, asked.lines, folder, asked.until)
         else:
-            times = {pair: epoch_seconds(pair, asked.data, folder) for pair in BATCHES}
-            table(read_lines(asked.lines), times)
+            times = {pair: epoch_seconds(pair, asked.data, folder) for pair in look.pairs}
+            table(look, read_lines(asked.lines), times)
 
 
 if __name__ == "__main__":
