@@ -138,7 +138,7 @@ def table(
     A batch that never grows is `base`, which is not trained again: no line of its own is needed.
     """
     kept = {(one["arm"], *one["pair"]): one for one in lines}
-    bases = [one for one in lines if one["arm"] == "base" and one["pair"][2] in look.seeds]
+    bases = [one for (arm, *_, seed), one in kept.items() if arm == "base" and seed in look.seeds]
     for arm in look.arms[1:]:
         points, times = dict[str, list[float]](), list[float]()
         for base in bases:
