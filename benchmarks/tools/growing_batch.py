@@ -49,7 +49,7 @@ class Look:
 
 FIRST = Look(("base", "follow", "follow-root", "fixed", "double"), tuple(BATCHES), (11, 12))
 MUON = Look(
-    ("base", "follow-root", "fixed-root"),
+    ("base", "follow-root", "fixed-root", "short"),
     tuple(pair for pair in BATCHES if pair[1] == "muon"),
     (13, 14, 15, 16),
 )
@@ -78,7 +78,8 @@ def plan_of(pair: Pair, arm: str, seed: int, known: Opened, noise: Sequence[floa
     """The plan of a training; all arms have the same micro-batches, half the batch at the start."""
     task, batch = TASKS[pair[0]], BATCHES[pair]
     asked = {"global_batch": (1 + (arm == "double")) * batch, "optimizer": pair[1], "seed": seed}
-    made = planned(change_job(Job(), {**job_keys(task, known, max(task.epochs)), **asked}), known)
+    epochs = max(task.epochs) - (arm == "short")
+    made = planned(change_job(Job(), {**job_keys(task, known, epochs), **asked}), known)
     first, stages = made.stages[0], []
     for factor, some in groupby(factors_of(arm, room_of(pair), made.epochs, noise)):
         rate = first.learning_rate * sqrt(factor if arm.endswith("-root") else 1)
