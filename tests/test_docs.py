@@ -157,6 +157,19 @@ def test_the_page_of_job_keys_is_in_step_with_the_record():
         assert set(table) <= set(job_keys(Job))
 
 
+def test_pre_commit_checks_the_pages_of_keys_when_what_they_are_written_from_changes():
+    hooks = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]
+    pattern = next(one["files"] for one in hooks if one["id"] == "job-page")
+    sources = []
+    for node in ast.walk(ast.parse(read("docs/job_page.py"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("batchwright."):
+            module = f"src/{node.module}".replace(".", "/")
+            sources.append(f"{module}/__init__.py" if (ROOT / module).is_dir() else f"{module}.py")
+    assert sources
+    for name in (*sources, "docs/job_page.py", "docs/job.md", "docs/simulate.md"):
+        assert re.search(pattern, name), name
+
+
 def test_tables_of_figures_are_in_step_with_the_newest_results():
     table = load(ROOT / "benchmarks" / "harness" / "tables.py")
     for name, make in table.DOCUMENTS.items():

@@ -70,7 +70,7 @@ class WorkerShare(Record):
 
 
 class SharesLine(Record):
-    """The local batches from a step on; written at each epoch's start and at each change."""
+    """The local batches from a step on; written at the start and at each change."""
 
     kind: Literal["shares"]
     epoch: Index = Field(description="Number of the epoch, zero-based.")

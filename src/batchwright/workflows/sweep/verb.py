@@ -92,8 +92,8 @@ def sweep(
     """Run a job with every combination of some keys' values, several seeds of each.
 
     Each run is a `train` in a process of its own, with a run folder under ``cells/``. Runs that
-    fail do not stop the others; the record holds their errors. If the global batch is given,
-    nothing is probed, and a run has one worker unless the job sets more.
+    fail do not stop the others; the record holds their errors. If the global batch is given, only
+    the number format is probed, if it is open, and a run has one worker unless the job sets more.
 
     Args:
         job: The job that all runs share, the path of its YAML file, or ``None`` for the defaults.
