@@ -150,6 +150,16 @@ def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
     assert served.accuracies == [0.5]
 
 
+def test_a_deadline_cuts_no_evaluation_short_behind_the_last_round():
+    plan = make_server_plan((6, 6), epochs=1)
+    goal = plan.job.goal.model_copy(update={"deadline": 1e-6})
+    served = begun(plan.model_copy(update={"job": plan.job.model_copy(update={"goal": goal})}))
+    served.train(0)
+    assert served.coordinator.time_is_up
+    assert served.push(1).evaluate == 0
+    assert not served.coordinator.time_is_up
+
+
 def test_epochs_that_end_with_one_round_are_all_scored():
     """Its worker was in a second round when the other, and with it a part of the first, was lost
     for good: with what is left of an epoch the next round is longer than one."""

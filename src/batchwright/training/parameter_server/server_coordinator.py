@@ -269,6 +269,13 @@ class ServerCoordinator:
         return self._stop
 
     @property
+    def time_is_up(self) -> bool:
+        """Whether the deadline has passed while there is something left to train."""
+        most = self._plan.job.goal.deadline
+        late = most is not None and self._recorder.wall_seconds > most
+        return late and self.begun and not self.finished
+
+    @property
     def empty(self) -> bool:
         """Whether no worker is connected."""
         with self.lock:
