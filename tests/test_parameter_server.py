@@ -91,6 +91,20 @@ def test_a_lost_worker_is_not_waited_for_and_what_it_pushed_counts():
     assert server.weights.floats.item() == pytest.approx(4)
 
 
+def test_the_last_model_is_merged_though_a_worker_is_back_that_has_nothing_left_to_train():
+    server = make_server((3, 3), "bsp", epochs=1, exchange_steps=1)  # three rounds of 2 samples
+    server.take(0)
+    server.take(1)
+    server.push(1, numbers(2))
+    server.lose(1, for_good=False)
+    server.push(0, numbers(4))
+    assert server.take(0).start == 4
+    server.come_back(1)  # and it has not asked for a round yet
+    server.push(0, numbers(8))
+    assert server.rounds.finished
+    assert (server.weights.floats.item(), server.merges) == (8.0, 2)
+
+
 # --------------------------------------------------------------------------------------------- asp
 
 

@@ -41,10 +41,10 @@ class Served:
         self.told[rank] = answer and answer[0]
         return self.told[rank]
 
-    def push(self, rank, *, seconds=0.5):
-        """A worker ends its round, which took so many seconds."""
+    def push(self, rank, *, seconds=0.5, model=2.0):
+        """A worker ends its round, which took so many seconds, with a model of one number."""
         trained = Trained(steps=3, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=seconds)
-        self.coordinator.push(rank, self.links[rank], numbers(2.0), trained, 0.01)
+        self.coordinator.push(rank, self.links[rank], numbers(model), trained, 0.01)
         return self.answer(rank)
 
     def settle(self, rank):
@@ -150,6 +150,16 @@ def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
     assert served.accuracies == [0.5]
 
 
+def test_a_deadline_cuts_no_evaluation_short_behind_the_last_round():
+    plan = make_server_plan((6, 6), epochs=1)
+    goal = plan.job.goal.model_copy(update={"deadline": 1e-6})
+    served = begun(plan.model_copy(update={"job": plan.job.model_copy(update={"goal": goal})}))
+    served.train(0)
+    assert served.coordinator.time_is_up
+    assert served.push(1).evaluate == 0
+    assert not served.coordinator.time_is_up
+
+
 def test_epochs_that_end_with_one_round_are_all_scored():
     """Its worker was in a second round when the other, and with it a part of the first, was lost
     for good: with what is left of an epoch the next round is longer than one."""
@@ -230,6 +240,29 @@ def test_models_of_some_epochs_stay(tmp_path):
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.glob("epoch-*")) == ["epoch-2.pt", "epoch-4.pt"]
     assert load_checkpoint(folder / "epoch-2.pt")["state"]["epoch"] == 2
+
+
+def test_under_bsp_the_model_of_an_epoch_has_all_models_that_its_merge_waited_for(tmp_path):
+    """With an exchange after some steps an epoch ends before all workers have ended their rounds;
+    the run is stopped and resumed just then."""
+    rule = make_rule("bsp", exchange_steps=1)
+    plan = make_server_plan((6, 6), batches=(8, 8), rule=rule, epochs=3)
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"checkpoint_epochs": 2})})
+    served = begun(plan, tmp_path)
+    served.train(0, 1)
+    assert served.answer(0).ticket.samples == 8
+    served.settle(0)
+    assert served.push(0, model=4.0) is None
+    assert served.coordinator.progress[:2] == (2, 24)
+    assert served.coordinator.take_kept() is None
+    again = served.again()
+    again.come(0, 1)
+    assert again.answer(0) is None
+    assert (again.answer(1).ticket.samples, again.told[1].evaluate) == (8, None)
+    again.push(1, model=8.0)
+    kept = again.coordinator.take_kept()
+    assert (kept.number, kept.weights.floats.item(), kept.progress[:2]) == (2, 6.0, (2, 32))
+    assert again.answer(0).evaluate == 1
 
 
 # ------------------------------------------------------------------------------------------ shares

@@ -177,6 +177,12 @@ ROWS_OF_TWO = tuple((*row[:4], 0.0, row[5]) for row in ROWS)
 
 def in_two(rank, folder):
     plan = rows_plan(split=(0.62, 0.38), rows=ROWS_OF_TWO)
+    *others, last = plan.stages
+    first, turned = (
+        last.model_copy(update={"epochs": 1, "local_batch_sizes": last.local_batch_sizes[::step]})
+        for step in (1, -1)
+    )
+    plan = plan.model_copy(update={"stages": (*others, first, turned)})
     assert {sum(stage.local_batch_sizes) for stage in plan.stages} == {8, 5}
     found = train(plan, folder, network=without_normalization())
     return {"weights": found["weights"], "scores": found["scores"]}
@@ -188,6 +194,8 @@ def test_two_workers_go_through_the_rows_like_one(tmp_path, crew):
     first, second = crew.together(in_two, tmp_path / "run", workers=2)
     assert torch.equal(first["weights"], second["weights"])
     assert torch.allclose(first["weights"], alone["weights"], atol=1e-5)
+    sizes = [record.shares[0].sizes for record in summary_in(tmp_path / "run").epochs]
+    assert sizes == [(5, 3), (5, 3), (3, 2), (5, 3), (3, 2), (2, 3)]
     assert first["scores"] == pytest.approx(alone["scores"], abs=0.04)
 
 

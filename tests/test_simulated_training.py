@@ -679,6 +679,17 @@ def test_training_ends_where_the_target_is_reached_and_stays_ended(kind, tmp_pat
     stays_ended(plan, tmp_path, summary, weights)
 
 
+def test_a_deadline_is_not_missed_where_the_target_was_reached_before_it(tmp_path):
+    target = {"accuracy": 0.01}
+    summary, weights = train(plan_of("asp", epochs=4, goal=target), tmp_path / "any")
+    ends = sorted(record.start + record.compute_seconds for record in summary.rounds)
+    assert len(ends) > plan_of("asp").workers  # some were in a second round by then
+    goal = target | {"deadline": (ends[-2] + ends[-1]) / 2}
+    again, same_weights = train(plan_of("asp", epochs=4, goal=goal), tmp_path / "late")
+    assert again.rounds == summary.rounds
+    assert same(weights, same_weights)
+
+
 @pytest.mark.parametrize("kind", ["plain", "dynamic-batch", "asp", "bsp"])
 def test_training_ends_by_patience_and_stays_ended(kind, tmp_path):
     plan = plan_of(kind, epochs=8, goal={"patience": 1})

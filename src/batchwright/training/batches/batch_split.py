@@ -152,6 +152,8 @@ class Sharing(Division):
             # Another row has another fixed cost of a step; the workers' relative speeds stay.
             self._balancer.forget_times(row.fixed_samples)
             state.fixed_samples = row.fixed_samples
+        elif row.local_batch_sizes != self._row.local_batch_sizes:
+            state.local_batch_sizes = {}  # of the row before, and may have the same sum
         self._row, sizes = row, self.local_batch_sizes
         done = state.samples_seen - state.epoch * self._samples
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))

@@ -34,8 +34,8 @@ class Evaluations:
         """Whether an epoch has no scores yet."""
         return bool(self._unscored)
 
-    def want(self, epoch: int, rank: int) -> None:
-        """Have an epoch evaluated by ``rank``, the worker that ended it."""
+    def want(self, epoch: int, rank: int | None) -> None:
+        """Have an epoch evaluated by ``rank``, the worker that ended it; ``None``: by the next."""
         self._unscored[epoch] = rank
 
     def wanted_of(self, rank: int) -> bool:

@@ -48,6 +48,11 @@ class ParameterServer:
         rule = self._rule
         return rule.consistency == "bsp" or (rule.consistency == "ssp" and rule.staleness == 0)
 
+    @property
+    def merged(self) -> bool:
+        """Whether all models that were pushed are merged; else some wait for those of others."""
+        return not self._waiting
+
     def ready(self, worker: int) -> bool:
         """Whether a worker may pull the weights and begin its next round."""
         return worker not in self._waiting and self.rounds.ready(worker)
@@ -115,8 +120,9 @@ class ParameterServer:
         }
 
     def _merge_if_complete(self) -> None:
-        """Merge the waiting models once no member's is missing."""
-        if not self._waiting or not set(self.rounds.members) <= set(self._waiting):
+        """Merge the waiting models once no member's is missing, or none comes any more."""
+        complete = self.rounds.finished or set(self.rounds.members) <= set(self._waiting)
+        if not (self._waiting and complete):
             return
         self.weights = weighted_mean([self._waiting[worker] for worker in sorted(self._waiting)])
         self._waiting.clear()

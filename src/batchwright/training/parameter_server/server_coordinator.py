@@ -93,6 +93,8 @@ class ServerCoordinator:
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # seconds of the run, rounds ahead
         self._stop = 0
         self._kept: deque[KeptModel] = deque()  # not taken yet, the oldest first
+        # Epochs that have ended with a model that waits for a merge, and who evaluates them.
+        self._ended: list[tuple[int, int | None]] = []
 
     # ----------------------------------------------------------------------------- coming and going
 
@@ -226,7 +228,8 @@ class ServerCoordinator:
             self.round_log.await_rest(record, rate=trained.rate, committed=rounds.committed)
             self._speeds.add(rank, ticket.stage, ticket.samples, trained.compute)
             for epoch in range(epochs, rounds.epochs_done):
-                self._end_epoch(rank, epoch)
+                self._ended.append((epoch, rank))
+                self._follow_speeds(epoch)
             self.ask(rank, link)
 
     def settle(self, rank: int, link: Transport, settled: Settled) -> None:
@@ -264,6 +267,13 @@ class ServerCoordinator:
     def stop_asked(self) -> int:
         """The signal with which a worker was asked to stop; 0: none."""
         return self._stop
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the deadline has passed while there is something left to train."""
+        most = self._plan.job.goal.deadline
+        late = most is not None and self._recorder.wall_seconds > most
+        return late and self.begun and not self.finished
 
     @property
     def empty(self) -> bool:
@@ -330,6 +340,7 @@ class ServerCoordinator:
                 "layout": [asdict(entry) for entry in self.entries],
                 "book": self.round_log.values(),
                 "entered": self.round_log.pending(),
+                "ended": [epoch for epoch, _ in self._ended],
                 **self.evaluations.values(),
             }
 
@@ -345,6 +356,7 @@ class ServerCoordinator:
             self.server.load_state_dict(values)
             self.round_log.restore(values["book"], values["entered"])
             self.evaluations.restore(values, best)
+            self._ended = [(epoch, None) for epoch in values.get("ended", ())]
             self.steps = steps
 
     # ----------------------------------------------------------------------------------- private
@@ -394,10 +406,12 @@ class ServerCoordinator:
         self._answers.pop(rank, None)
         self.round_log.complete(rank)
         self.evaluations.forget(rank)
+        self._ended = [(epoch, None if who == rank else who) for epoch, who in self._ended]
 
     def _hand_out(self) -> None:
         """Answer all workers that wait and need not: with a round, or with none once finished."""
         server = self.server
+        self._end_epochs()
         if server is not None and not self._stop and not self.begun:
             self.begun = len(self._asked.keys() | self.members.gone) == self._plan.workers
             if self.begun:
@@ -411,6 +425,7 @@ class ServerCoordinator:
                         continue
                     ticket = server.take(rank)
                     if ticket is None:
+                        self._end_epochs()  # those that waited for this worker have merged
                         self._idle.setdefault(rank, perf_counter())
                     else:
                         lead = server.rounds.lead(rank)
@@ -444,13 +459,23 @@ class ServerCoordinator:
         """Whether all is trained and evaluated."""
         return self.finished and not self.evaluations.missing
 
-    def _end_epoch(self, rank: int, epoch: int) -> None:
-        """After a push that completed an epoch's samples: have it evaluated, make shares anew."""
+    def _end_epochs(self) -> None:
+        """Have the model of ended epochs evaluated and kept, once it has all that was pushed.
+
+        With ``bsp`` the push that completed an epoch's samples may wait for those of others.
+        """
+        if self.server is None or not self.server.merged:
+            return
+        for epoch, rank in self._ended:
+            if self._plan.evaluates_after(epoch):
+                self.evaluations.want(epoch, rank)
+            if self._plan.keeps_after(epoch):
+                self._kept.append(KeptModel(epoch + 1, self.server.weights, self.progress))
+        self._ended.clear()
+
+    def _follow_speeds(self, epoch: int) -> None:
+        """After a push that completed an epoch's samples: make shares anew."""
         assert self.server is not None  # noqa: S101 - it has just taken the push
-        if self._plan.evaluates_after(epoch):
-            self.evaluations.want(epoch, rank)
-        if self._plan.keeps_after(epoch):
-            self._kept.append(KeptModel(epoch + 1, self.server.weights, self.progress))
         followed = self._plan.job.dual.shares != "planned" and len(self._speeds.seconds) > 1
         if followed and not self.finished:
             rounds = self.server.rounds

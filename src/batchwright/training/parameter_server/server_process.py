@@ -162,14 +162,11 @@ class ServerProcess:
 
     def _stop_if_asked(self) -> None:
         number = self._stop.number or self._coordinator.stop_asked
-        most = self._plan.job.goal.deadline
-        time_is_up = (
-            most is not None and self._coordinator.begun and self._recorder.wall_seconds > most
-        )
-        if not (number or time_is_up):
+        if not (number or self._coordinator.time_is_up):
             return
         self._coordinator.stop(number)
         epochs, samples, _ = self._coordinator.progress
+        most = self._plan.job.goal.deadline
         stop = stopped(number, most, f"after {epochs} epoch(s), {samples} samples")
         self._checkpoints.finish()
         self._dismiss(Stopped(number, str(stop)))

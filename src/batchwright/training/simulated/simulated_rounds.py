@@ -323,7 +323,8 @@ class SimulatedRounds(Turns):
     def _stop_if_asked(self) -> None:
         """Write a checkpoint and stop, if a signal or the simulated deadline asks for it."""
         deadline, number = self._plan.job.goal.deadline, self._setup.stop.number
-        if not number and (deadline is None or self._now <= deadline):
+        late = deadline is not None and self._now > deadline and not self._recorder.over
+        if not (number or late):
             return
         self._publish()
         self._checkpoints.save("last", self.state, 1.0)
