@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
 from typing import ClassVar
 
@@ -133,6 +134,19 @@ def test_a_torn_last_line_is_cut_off_and_no_other(tmp_path, content, left):
     mend(path)
     assert path.read_bytes() == left
     mend(tmp_path / "nowhere")
+
+
+def test_a_very_long_torn_line_is_never_in_memory_as_a_whole(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"a\n" + b"x" * 2**21)
+    tracemalloc.start()
+    try:
+        mend(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.read_bytes() == b"a\n"
+    assert most < 2**20
 
 
 def test_a_recorder_mends_what_a_killed_one_left(tmp_path):
