@@ -664,7 +664,6 @@ def test_nobody_finds_a_run_that_is_half_removed_and_its_reporter_cannot_bring_i
         *(store.records.after, store.records.epochs, store.advice.list),
         lambda run: send(store, run, 10, step(10)),
         lambda run: store.runs.end(run, RunEnd(outcome="finished")),
-        lambda run: store.runs.list(before=run),
         lambda run: store.advice.offer(run, 3, "because", make_plan()),
         lambda run: store.advice.taken(run, 1, 3),
     )
