@@ -347,6 +347,11 @@ def test_a_runs_row_follows_its_epochs(store):
     assert store.runs.get(run).top1 == 0.9
 
 
+def test_the_highest_number_of_an_epoch_leaves_the_list_of_runs_readable(store):
+    send(store, a_run(store), 0, epoch(2**53))
+    assert [one.epochs_done for one in store.runs.list()] == [2**53]
+
+
 @pytest.mark.parametrize(
     ("record", "place"),
     [
