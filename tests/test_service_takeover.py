@@ -128,6 +128,8 @@ def test_of_a_long_log_the_end_is_sent_from_a_whole_line_on(tmp_path):
     told = artifacts._end_of(log, 20).decode().splitlines()
     assert told[1:] == ["line 98", "line 99"]
     assert told[0] == f"[the first {log.stat().st_size - 16} bytes are left out]"
+    log.write_bytes(b"a bar\n" + b"|" * 100)  # as a download shows its progress
+    assert artifacts._end_of(log, 20) == b"[the first 86 bytes are left out]\n" + b"|" * 20
 
 
 def test_a_service_with_too_little_room_is_told_of_once_and_holds_nothing_up(

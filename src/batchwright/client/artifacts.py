@@ -512,12 +512,12 @@ def _version_in(status: os.stat_result) -> _Version:
 
 
 def _end_of(path: Path, most: int) -> bytes:
-    """A log, or its last ``most`` bytes from the begin of a line on."""
+    """A log, or its last ``most`` bytes from the begin of a line on, if one begins there."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - most))
         text = file.read(most)
     if size <= most:
         return text
-    end = text.partition(b"\n")[2]
+    end = text.partition(b"\n")[2] or text
     return b"[the first %d bytes are left out]\n%s" % (size - len(end), end)
