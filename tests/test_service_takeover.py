@@ -121,6 +121,25 @@ def test_a_log_is_there_while_it_is_written_and_after_a_failure(kept, waiting, h
     assert log == "plan begins\nerror: plan cannot be done here\n"
 
 
+def test_the_log_of_a_failure_comes_once_the_service_is_back(
+    kept, waiting, hold, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(artifacts, "_LAST_TRIES", 1)
+    put = JobFiles.put
+
+    def away(files, *what):
+        if state(kept, waiting).state not in ENDED:
+            raise ServiceError("the service is away")
+        time.sleep(0.3)  # time for some heartbeats, which nobody is to send any more
+        put(files, *what)
+
+    monkeypatch.setattr(JobFiles, "put", away)
+    hold.write_text("fail plan")
+    assert Here(kept, tmp_path / "one").work()
+    log = kept.get("read", f"/v1/jobs/{waiting.id}/artifacts/plan.log").text
+    assert log == "plan begins\nerror: plan cannot be done here\n"
+
+
 def test_of_a_long_log_the_end_is_sent_from_a_whole_line_on(tmp_path):
     log = tmp_path / "a.log"
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))

@@ -140,10 +140,13 @@ class JobWork:
             if reason:
                 reason = both_ends(reason, _MAX_ERROR)
                 self._heartbeat.say("queued", reason=reason)
-                return f"given back: {reason}"
-            problem = both_ends(problem, _MAX_ERROR)
-            self._heartbeat.say("failed", error=problem)
-            return f"failed: {problem}"
+                end = f"given back: {reason}"
+            else:
+                problem = both_ends(problem, _MAX_ERROR)
+                self._heartbeat.say("failed", error=problem)
+                end = f"failed: {problem}"
+            self._files.settle()  # the service may have been away until it took the report
+            return end
 
     def _full(self, problem: str) -> str:
         """Why this agent cannot carry the job out, if a full disk is the cause of a problem; else
