@@ -27,7 +27,7 @@ from batchwright.client.submitting import submit
 from batchwright.errors import ArgumentError, BatchwrightError, FileError
 from batchwright.records.documents import change_job
 from batchwright.records.service import ArtifactInfo
-from clients import SECONDS, lines_of, remote, start_service, wait_until
+from clients import SECONDS, lines_of, remote, start_service, step, wait_until, write_lines
 from forked import Forked, command, forking
 from samples import make_job, make_plan
 from services import ADDRESS
@@ -496,6 +496,28 @@ def test_an_agent_whose_folder_was_overtaken_takes_what_is_newer(
     lease = taken_over(kept, clock, one)
     one.agent._carry_out(lease)
     assert "a job: goes on from the checkpoint that the service has" in one.told
+    assert state(kept, waiting).state == "done"
+
+
+@pytest.mark.slow
+def test_an_agent_that_trained_on_while_it_was_cut_off_keeps_what_it_has(
+    kept, waiting, hold, tmp_path, clock
+):
+    _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    two = Here(kept, tmp_path / "two", name="two")
+    lease = taken_over(kept, clock, two)
+    thread.join(SECONDS)
+    assert bring(kept, lease, "last.pt", b"of two").status_code == 200
+    run = tmp_path / "one" / "jobs" / waiting.id / "run"
+    write_lines(run, step(12))
+    (run / "checkpoints" / "last.pt").write_text("further than two")
+    hold.unlink()
+    one = Here(kept, tmp_path / "one")
+    lease = taken_over(kept, clock, one)
+    (run / "own").touch()
+    one.agent._carry_out(lease)
+    assert "a job: goes on from this folder, which is further" in one.told
+    assert (run / "own").exists()
     assert state(kept, waiting).state == "done"
 
 
