@@ -636,6 +636,25 @@ def test_advice_comes_into_the_folder_of_a_run_that_follows_it(service, folder, 
     assert read_record(folder / "advice.json", KeptAdvice) == kept(two, run)
 
 
+def test_advice_that_cannot_be_written_comes_later_and_does_not_hold_up_the_end(
+    service, folder, monkeypatch
+):
+    """As on a disk that is full for a while."""
+    run = a_report(folder, follows_advice=True).run
+    service.store.runs.introduce(run, RunIntroduction(name="a", plan=make_plan()), "report")
+    offer(service, run, 1)
+    file, full = folder / "advice.json", folder / ".advice.json.writing"
+    full.mkdir()
+    running = Running(folder, service, monkeypatch)
+    wait_until(lambda: any("cannot write" in line for line in running.said))
+    full.rmdir()
+    wait_until(file.exists, "it did not come")
+    full.mkdir()
+    file.unlink()
+    running.end()
+    assert service.store.runs.get(run).state == "finished"
+
+
 def test_advice_that_was_taken_is_told_once_with_the_plan_that_came_of_it(service, folder, told):
     sender = a_sender(folder, service, told, follows_advice=True)
     sender.introduce()
