@@ -904,6 +904,7 @@ def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monk
             lambda: client_commands.agent(tmp_path, url, name="a\nb"),
             "--name 'a\\nb': give 1 to 120",
         ),
+        (lambda: client_commands.agent(tmp_path, url, name=".."), "--name '..': give 1 to 120"),
         (
             lambda: client_commands.agent(tmp_path, url, allow=["x"]),
             "--allow 'x': write KEY=PATTERN",
