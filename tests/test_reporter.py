@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
 from typing import ClassVar
 
@@ -133,6 +134,19 @@ def test_a_torn_last_line_is_cut_off_and_no_other(tmp_path, content, left):
     mend(path)
     assert path.read_bytes() == left
     mend(tmp_path / "nowhere")
+
+
+def test_a_very_long_torn_line_is_never_in_memory_as_a_whole(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"a\n" + b"x" * 2**21)
+    tracemalloc.start()
+    try:
+        mend(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.read_bytes() == b"a\n"
+    assert most < 2**20
 
 
 def test_a_recorder_mends_what_a_killed_one_left(tmp_path):
@@ -620,6 +634,25 @@ def test_advice_comes_into_the_folder_of_a_run_that_follows_it(service, folder, 
     (folder / "advice.json").unlink()  # training put the one before aside, just then
     sender.exchange_advice()
     assert read_record(folder / "advice.json", KeptAdvice) == kept(two, run)
+
+
+def test_advice_that_cannot_be_written_comes_later_and_does_not_hold_up_the_end(
+    service, folder, monkeypatch
+):
+    """As on a disk that is full for a while."""
+    run = a_report(folder, follows_advice=True).run
+    service.store.runs.introduce(run, RunIntroduction(name="a", plan=make_plan()), "report")
+    offer(service, run, 1)
+    file, full = folder / "advice.json", folder / ".advice.json.writing"
+    full.mkdir()
+    running = Running(folder, service, monkeypatch)
+    wait_until(lambda: any("cannot write" in line for line in running.said))
+    full.rmdir()
+    wait_until(file.exists, "it did not come")
+    full.mkdir()
+    file.unlink()
+    running.end()
+    assert service.store.runs.get(run).state == "finished"
 
 
 def test_advice_that_was_taken_is_told_once_with_the_plan_that_came_of_it(service, folder, told):

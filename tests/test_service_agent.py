@@ -593,6 +593,26 @@ def test_a_checkpoint_after_an_epoch_holds_all_of_it(tmp_path):
     assert CheckpointProgress(tmp_path).trained() == 4.0
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "epoch", "record": {"epoch": 10**400}},
+        {"kind": "epoch", "record": {"epoch": -9}},
+        {"kind": "step", "epoch": float("inf"), "step": 0, "steps": 1},
+        {"kind": "step", "epoch": 0, "step": 10**400, "steps": 3},
+        "[" * 20_000,
+    ],
+    ids=range(5),
+)
+def test_lines_that_came_with_a_checkpoint_end_no_agent(tmp_path, line):
+    """Another agent sent them, and may mean harm."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").touch()
+    texts = [json.dumps(step(10, 3)), line if isinstance(line, str) else json.dumps(line)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{text}\n" for text in texts))
+    assert CheckpointProgress(tmp_path).trained() == pytest.approx(3 + 10 / 45)
+
+
 def answering(here, change):
     """The agent gets leases with something in them changed."""
     post = here.agent._service.post
@@ -884,6 +904,7 @@ def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monk
             lambda: client_commands.agent(tmp_path, url, name="a\nb"),
             "--name 'a\\nb': give 1 to 120",
         ),
+        (lambda: client_commands.agent(tmp_path, url, name=".."), "--name '..': give 1 to 120"),
         (
             lambda: client_commands.agent(tmp_path, url, allow=["x"]),
             "--allow 'x': write KEY=PATTERN",

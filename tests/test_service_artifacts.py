@@ -237,6 +237,14 @@ def test_the_end_of_a_log_keeps_its_lines_in_one_column(kept):
     assert "columns" not in rules["pre"] + rules[f".{shown[1]}"]
 
 
+def test_a_log_whose_last_line_is_very_long_is_shown_from_within_it(kept):
+    lease = leased(kept)
+    bring(kept, lease, "probe.log", b"prologue\n" + b"\r".join(b"%d kB" % at for at in range(2000)))
+    page = kept.sign_in("read").get(f"/jobs/{lease.job.id}").text
+    assert "1999 kB" in page
+    assert "prologue" not in page
+
+
 # ------------------------------------------------------------------------------------------- room
 
 

@@ -248,3 +248,43 @@ def test_a_folded_section_opens_for_its_link_and_stays_open(tmp_path):
         page.goto(f"{server.address}/runs/{run}#job")
         page.locator("#job pre").first.wait_for()
         assert page.complaints == []
+
+
+def test_the_focus_stays_when_what_is_before_it_goes(tmp_path):
+    with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
+        story = Story(server.store)
+        below, above = story.run("below"), story.run("above")
+        sign_in(page, server)
+        page.goto(f"{server.address}/runs?state=running")
+        page.get_by_label("Compare below").focus()
+        server.store.runs.end(above, RunEnd(outcome="stopped"))
+        page.get_by_role("link", name="above").wait_for(state="detached")
+        assert page.evaluate("document.activeElement.value") == below
+
+        page.goto(f"{server.address}/runs/{above}")
+        page.get_by_role("link", name="plan.json").focus()
+        again = RunIntroduction(name="above", plan=make_plan())
+        server.store.runs.introduce(above, again, "report")
+        page.get_by_text("can go on").wait_for(state="detached")
+        assert page.evaluate("document.activeElement.textContent") == "plan.json"
+        assert page.complaints == []
+
+
+def test_a_sentence_that_is_out_of_date_by_its_turn_is_not_read_out(tmp_path):
+    with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
+        story = Story(server.store)
+        sign_in(page, server)
+        story.run("first")
+        spoken = page.locator("[data-speaker]", has_text="1 run going on, 1 shown.")
+        spoken.wait_for(state="attached")
+        second = story.run("second")
+        page.get_by_role("link", name="second").wait_for()
+        server.store.runs.delete(second)
+        page.get_by_role("link", name="second").wait_for(state="detached")
+        page.wait_for_timeout(6000)  # longer than between two sentences
+        assert spoken.count() == 1
+        page.evaluate("Date.now = () => 0")  # the clock is set back
+        story.run("third")
+        page.locator("[data-speaker]", has_text="2 runs going on, 2 shown.").wait_for(
+            state="attached"
+        )

@@ -54,6 +54,15 @@ def test_runs_are_listed_newest_first_page_by_page(service):
         service.store.runs.list(3, "no such run")
 
 
+def test_the_page_after_a_run_stays_when_the_run_is_deleted(service):
+    runs = []
+    for _ in range(3):
+        service.clock.go(1)
+        runs.append(service.a_run())
+    service.store.runs.delete(runs[1])
+    assert [run.id for run in service.store.runs.list(before=runs[1])] == [runs[0]]
+
+
 def test_a_run_is_silent_when_nothing_was_heard_of_it_for_a_while(service):
     run = service.a_run()
     assert service.store.runs.get(run).state == "running"
@@ -133,6 +142,9 @@ def test_runs_are_filtered_by_state_and_by_what_they_are(service):
     assert [one.id for one in service.store.runs.list(query="SILENT")] == [silent]
     assert len(service.store.runs.list(query="resnet8")) == 3
     assert service.store.runs.list(query="vgg") == []
+    named = service.a_run(name="ÄPFEL von Zoë")
+    for words in ("äpfel VON", "Äpfel", "ZOË"):
+        assert [one.id for one in service.store.runs.list(query=words)] == [named]
 
 
 def test_runs_beyond_the_limit_are_refused(service):

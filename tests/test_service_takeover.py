@@ -27,7 +27,7 @@ from batchwright.client.submitting import submit
 from batchwright.errors import ArgumentError, BatchwrightError, FileError
 from batchwright.records.documents import change_job
 from batchwright.records.service import ArtifactInfo
-from clients import SECONDS, lines_of, remote, start_service, wait_until
+from clients import SECONDS, lines_of, remote, start_service, step, wait_until, write_lines
 from forked import Forked, command, forking
 from samples import make_job, make_plan
 from services import ADDRESS
@@ -121,6 +121,25 @@ def test_a_log_is_there_while_it_is_written_and_after_a_failure(kept, waiting, h
     assert log == "plan begins\nerror: plan cannot be done here\n"
 
 
+def test_the_log_of_a_failure_comes_once_the_service_is_back(
+    kept, waiting, hold, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(artifacts, "_LAST_TRIES", 1)
+    put = JobFiles.put
+
+    def away(files, *what):
+        if state(kept, waiting).state not in ENDED:
+            raise ServiceError("the service is away")
+        time.sleep(0.3)  # time for some heartbeats, which nobody is to send any more
+        put(files, *what)
+
+    monkeypatch.setattr(JobFiles, "put", away)
+    hold.write_text("fail plan")
+    assert Here(kept, tmp_path / "one").work()
+    log = kept.get("read", f"/v1/jobs/{waiting.id}/artifacts/plan.log").text
+    assert log == "plan begins\nerror: plan cannot be done here\n"
+
+
 def test_of_a_long_log_the_end_is_sent_from_a_whole_line_on(tmp_path):
     log = tmp_path / "a.log"
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))
@@ -128,6 +147,8 @@ def test_of_a_long_log_the_end_is_sent_from_a_whole_line_on(tmp_path):
     told = artifacts._end_of(log, 20).decode().splitlines()
     assert told[1:] == ["line 98", "line 99"]
     assert told[0] == f"[the first {log.stat().st_size - 16} bytes are left out]"
+    log.write_bytes(b"a bar\n" + b"|" * 100)  # as a download shows its progress
+    assert artifacts._end_of(log, 20) == b"[the first 86 bytes are left out]\n" + b"|" * 20
 
 
 def test_a_service_with_too_little_room_is_told_of_once_and_holds_nothing_up(
@@ -475,6 +496,28 @@ def test_an_agent_whose_folder_was_overtaken_takes_what_is_newer(
     lease = taken_over(kept, clock, one)
     one.agent._carry_out(lease)
     assert "a job: goes on from the checkpoint that the service has" in one.told
+    assert state(kept, waiting).state == "done"
+
+
+@pytest.mark.slow
+def test_an_agent_that_trained_on_while_it_was_cut_off_keeps_what_it_has(
+    kept, waiting, hold, tmp_path, clock
+):
+    _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    two = Here(kept, tmp_path / "two", name="two")
+    lease = taken_over(kept, clock, two)
+    thread.join(SECONDS)
+    assert bring(kept, lease, "last.pt", b"of two").status_code == 200
+    run = tmp_path / "one" / "jobs" / waiting.id / "run"
+    write_lines(run, step(12))
+    (run / "checkpoints" / "last.pt").write_text("further than two")
+    hold.unlink()
+    one = Here(kept, tmp_path / "one")
+    lease = taken_over(kept, clock, one)
+    (run / "own").touch()
+    one.agent._carry_out(lease)
+    assert "a job: goes on from this folder, which is further" in one.told
+    assert (run / "own").exists()
     assert state(kept, waiting).state == "done"
 
 

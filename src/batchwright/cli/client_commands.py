@@ -262,7 +262,7 @@ def agent(
         wrong = error.errors()[0]
         option, problem = wrong["loc"][0], wrong["msg"]
         if option == "name":
-            problem = "give 1 to 120 characters on one line, without a slash"
+            problem = "give 1 to 120 characters on one line, no slash, not dots alone"
         raise BatchwrightError(f"--{option} {shorten(wrong['input'])}: {problem}") from None
     url, token = _url_and_token(server, token_file)
     with Service(url, token, answer_seconds=10.0) as service:

@@ -24,6 +24,7 @@ from typing import BinaryIO, Self, TextIO
 
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.lease_heartbeat import LeaseHeartbeat
+from batchwright.client.outbox import epochs_trained
 from batchwright.client.submitting import understood
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records import Plan
@@ -197,7 +198,8 @@ class RunFiles:
     def restore(self, plan: Plan) -> None:
         """Bring the run's newest checkpoint into the run folder, should another agent have sent it.
 
-        The run's own files are uploaded only after that, as they would replace newer ones.
+        The run's own files are uploaded only after that, as they would replace newer ones. A folder
+        that is further stays: its agent may have trained on while it was cut off.
 
         Args:
             plan: The plan by which the job is trained.
@@ -226,6 +228,10 @@ class RunFiles:
             problem = self._unfit(plan, fresh)
             if problem:
                 self._tell(f"the checkpoint at the service is not gone on from: {problem}")
+                return
+            own_epochs, fetched = epochs_trained(self._run), epochs_trained(fresh)
+            if own.exists() and (own_epochs or 0.0) > (fetched or 0.0):
+                self._tell(f"{self._lease.job.name}: goes on from this folder, which is further")
                 return
             if self._run.exists():
                 take(self._run, "another --folder").close()  # its verbs may still be ending
@@ -512,12 +518,12 @@ def _version_in(status: os.stat_result) -> _Version:
 
 
 def _end_of(path: Path, most: int) -> bytes:
-    """A log, or its last ``most`` bytes from the begin of a line on."""
+    """A log, or its last ``most`` bytes from the begin of a line on, if one begins there."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - most))
         text = file.read(most)
     if size <= most:
         return text
-    end = text.partition(b"\n")[2]
+    end = text.partition(b"\n")[2] or text
     return b"[the first %d bytes are left out]\n%s" % (size - len(end), end)

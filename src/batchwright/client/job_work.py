@@ -9,7 +9,6 @@ what is done: an agent that was killed goes on from there.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -23,7 +22,13 @@ from batchwright.client.artifacts import RunFiles
 from batchwright.client.http import TOKEN, Backoff, Service, ServiceError
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
-from batchwright.client.outbox import METRICS, Report, new_report, read_report, write_report
+from batchwright.client.outbox import (
+    Report,
+    epochs_trained,
+    new_report,
+    read_report,
+    write_report,
+)
 from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.sending import Sender
 from batchwright.distributed import fork_server
@@ -47,7 +52,7 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.service import Lease
-from batchwright.storage.files import end_of_lines, make_folder
+from batchwright.storage.files import make_folder
 from batchwright.storage.locks import take
 
 VERBS = "batchwright.cli.verb_child"  # the command line, in a process that ends with this one
@@ -57,7 +62,6 @@ STOP_SECONDS = 8.0  # for a checkpoint after a job was cancelled; then the verb 
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
 LEAST_FREE = 2**20  # bytes; a disk with less is full
 _MAX_ERROR = 2000  # characters of an error
-_TAIL = 64 * 1024  # bytes of metrics.jsonl; a line of many workers has some ten thousand
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
@@ -140,10 +144,13 @@ class JobWork:
             if reason:
                 reason = both_ends(reason, _MAX_ERROR)
                 self._heartbeat.say("queued", reason=reason)
-                return f"given back: {reason}"
-            problem = both_ends(problem, _MAX_ERROR)
-            self._heartbeat.say("failed", error=problem)
-            return f"failed: {problem}"
+                end = f"given back: {reason}"
+            else:
+                problem = both_ends(problem, _MAX_ERROR)
+                self._heartbeat.say("failed", error=problem)
+                end = f"failed: {problem}"
+            self._files.settle()  # the service may have been away until it took the report
+            return end
 
     def _full(self, problem: str) -> str:
         """Why this agent cannot carry the job out, if a full disk is the cause of a problem; else
@@ -428,24 +435,12 @@ class CheckpointProgress:
         """
         try:
             written = (self._run / "checkpoints" / "last.pt").stat().st_mtime_ns
-            if written == self._seen:
-                return None
-            with (self._run / METRICS).open("rb") as file:
-                end = end_of_lines(file)
-                file.seek(max(0, end - _TAIL))
-                lines = file.read(end - file.tell()).splitlines()
         except OSError:
             return None
+        if written == self._seen:
+            return None
         self._seen = written
-        for line in reversed(lines):
-            try:
-                values = json.loads(line)
-                if values["kind"] == "epoch":
-                    return float(values["record"]["epoch"] + 1)
-                return float(values["epoch"] + values["step"] / values["steps"])
-            except (ValueError, TypeError, LookupError, ZeroDivisionError):
-                continue  # a line of another kind, or cut off at its begin
-        return None
+        return epochs_trained(self._run)
 
 
 def code_words(job: Job) -> list[str]:

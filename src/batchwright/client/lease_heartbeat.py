@@ -27,6 +27,8 @@ LOST = (401, 403, 404, 409)
 """Statuses after which the lease is lost: the token is unknown by now or may not report on the job,
 or the job or its lease is gone. Another agent may have the job, so this one stops."""
 
+_ENDING = ("done", "failed", "cancelled", "queued")  # states that end the lease
+
 Report = Callable[[JobProgress], JobOrders]
 """Sends a report on a job to the service; raises `ServiceError`."""
 
@@ -145,7 +147,8 @@ class LeaseHeartbeat:
             with suppress(ServiceError):  # the next one may get through
                 if self._lock.acquire(blocking=False):
                     try:
-                        self._send()
+                        if not self._over.is_set():
+                            self._send()
                     finally:
                         self._lock.release()
                 else:
@@ -169,4 +172,6 @@ class LeaseHeartbeat:
                 raise
             self._sent = newest
             self.cancelled = self.cancelled or orders.stop
+            if fields.get("state") in _ENDING:
+                self._over.set()  # a further heartbeat would be told that the lease was lost
         return orders

@@ -14,11 +14,13 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from batchwright.client.http import checked_url
 from batchwright.errors import BatchwrightError, FileError
+from batchwright.storage.files import end_of_lines
 
 REPORT = "report.json"
 FORMAT = "batchwright-report/1"
@@ -26,6 +28,7 @@ METRICS = "metrics.jsonl"
 _MAX_NAME = 120  # characters
 _MAX_LINE = 4 * 2**20  # bytes of a line; a longer one is not sent
 _PIECE = 2**20  # bytes that are read at a time
+_TAIL = 64 * 1024  # bytes that are read for the newest line; one of many workers has ten thousand
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,33 @@ class Lines:
         while lines := other.ahead(10**6):
             other.take(lines)
         return other.next
+
+
+def epochs_trained(run: Path) -> float | None:
+    """Epochs that a run folder holds by its newest line that tells, in fractions too.
+
+    Returns:
+        `None` where there are no lines, or the newest do not name a step.
+    """
+    try:
+        with (run / METRICS).open("rb") as file:
+            end = end_of_lines(file)
+            file.seek(max(0, end - _TAIL))
+            lines = file.read(end - file.tell()).splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            values = json.loads(line)
+            if values["kind"] == "epoch":
+                epochs = float(values["record"]["epoch"] + 1)
+            else:
+                epochs = float(values["epoch"] + values["step"] / values["steps"])
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+            continue  # a line of another kind, cut off at its begin, or of an agent that means harm
+        if 0 <= epochs < inf:
+            return epochs
+    return None
 
 
 def can_be_sent(line: bytes) -> bool:

@@ -132,11 +132,12 @@ class Reporter:
             if more:
                 return 0.0
             self._since = None
-        sender.exchange_advice()
         if self._order is not None:
+            sender.report_taken_advice()  # no more is fetched, as nobody would take it
             if self._order.outcome:
                 sender.end(self._order.outcome, self._order.error)
             return None
+        sender.exchange_advice()
         if now - sender.last_contact >= ALIVE_SECONDS:
             sender.alive()
         self._keep_sometimes()

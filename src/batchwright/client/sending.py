@@ -307,14 +307,14 @@ class Sender:
         if not self.report.follows_advice:
             self._tell(f"advice of the service: {reason} (--follow-advice would take it)")
             return
-        self._tell(f"advice of the service, for the end of an epoch: {reason}")
         path, aside = self._folder / ADVICE, self._folder / f".{ADVICE}.writing"
+        self._advice_left = number  # also where it cannot be written: then it is fetched again
         try:
             aside.write_text(json.dumps({**newest, "run": self.report.run}), encoding="utf-8")
             aside.replace(path)
         except OSError as error:
             raise FileError(f"cannot write {path}: {error.strerror}") from None
-        self._advice_left = number
+        self._tell(f"advice of the service, for the end of an epoch: {reason}")
 
     def _handled_advice(self, number: int) -> dict[str, Any] | None:
         """Advice that training has taken or passed over, which it renames to ``advice-N.json``;

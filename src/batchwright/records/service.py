@@ -232,9 +232,15 @@ class AgentIntroduction(Record):
     """Announces an agent: its name, rules and machine."""
 
     name: Annotated[
-        str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f/]+$")
+        str,  # not . or .., which would lead elsewhere in an address
+        StringConstraints(
+            min_length=1,
+            max_length=120,
+            pattern=r"^[^\x00-\x1f\x7f/]*[^\x00-\x1f\x7f/.][^\x00-\x1f\x7f/]*$",
+        ),
     ] = Field(
-        description="Unique name without a slash; it belongs to the folder that came first with it."
+        description="Unique name without a slash, not of dots alone; it belongs to the folder that "
+        "came first with it."
     )
     allow: tuple[Annotated[str, StringConstraints(max_length=500)], ...] = Field(
         max_length=100,

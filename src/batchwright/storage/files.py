@@ -129,12 +129,13 @@ def end_of_lines(file: BinaryIO) -> int:
     What follows it is half a line, as a killed process leaves it.
     """
     place = file.seek(0, os.SEEK_END)
-    tail = b""
-    while place > 0 and b"\n" not in tail:
+    while place > 0:
         stop, place = place, max(0, place - _PIECE)
         file.seek(place)
-        tail = file.read(stop - place) + tail
-    return place + tail.rfind(b"\n") + 1
+        found = file.read(stop - place).rfind(b"\n")
+        if found >= 0:
+            return place + found + 1
+    return 0
 
 
 def make_folder(folder: Path, instead: str = _INSTEAD) -> None:

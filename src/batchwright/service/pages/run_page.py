@@ -51,8 +51,8 @@ MAX_NOTES = 20
 MAX_KEPT = 32
 """Drawn pages that stay in memory, for all browsers that show the same run."""
 
-OVER = ("finished", "failed")
-"""States in which a page does not change any more; a stopped run may go on."""
+OVER = ("finished",)
+"""States in which a page does not change any more; a run that stopped or failed may go on."""
 
 ENDED = ("finished", "failed", "stopped")
 

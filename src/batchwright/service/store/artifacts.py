@@ -112,12 +112,12 @@ class Artifacts(Part):
         return row["id"], _info(row)
 
     def tail(self, job: str, name: ArtifactName, most: int) -> str:
-        """The last ``most`` bytes of a log, from the begin of a line on."""
+        """The last ``most`` bytes of a log, from the begin of a line on, if one begins there."""
         identifier, info = self.find(job, name)
         with self.place.reading(identifier) as file:
             file.seek(max(0, info.size - most))
             text: bytes = file.read(most)
-        whole = text if info.size <= most else text.partition(b"\n")[2]
+        whole = text if info.size <= most else text.partition(b"\n")[2] or text
         return whole.decode("utf-8", "replace")
 
     # ------------------------------------------------------------------------------------ uploads

@@ -533,7 +533,7 @@ def progress_in(lines: Sequence[RunLine]) -> dict[str, Any]:
     for line in lines:
         if isinstance(line, EpochLine):
             record = line.record
-            values["epochs_done"] = record.epoch + 1
+            values["epochs_done"] = min(record.epoch + 1, 2**53)  # which `RunInfo` holds at most
             values["global_batch_size"] = record.global_batch_size
             if record.top1 is not None and record.top1 <= 1:
                 values["top1"] = record.top1

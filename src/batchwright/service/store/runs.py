@@ -220,12 +220,17 @@ class Runs(Part):
             wanted = wanted.where(runs.c.outcome == state)
         if query:
             searched = (runs.c.name, runs.c.network, runs.c.data, runs.c.method)
-            wanted = wanted.where(
-                or_(*(column.icontains(query, autoescape=True) for column in searched))
-            )
+            texts = [query]
+            if not query.isascii():  # SQLite knows upper and lower case of ASCII alone
+                texts = sorted({query, query.lower(), query.upper(), query.title()})
+            holds = (one.icontains(text, autoescape=True) for one in searched for text in texts)
+            wanted = wanted.where(or_(*holds))
         with self._database.reading() as connection:
             if before is not None:
-                last = _existing_row(connection, before)
+                # Also a run that was deleted since: the page after it stays.
+                last = _row(connection, before)
+                if last is None:
+                    raise missing("run", before)
                 place = tuple_(last["created"], before)
                 wanted = wanted.where(tuple_(runs.c.created, runs.c.id) < place)
             rows = connection.execute(wanted).mappings().all()

@@ -46,48 +46,72 @@
     }
   }
 
-  function keyOf(node) {
-    return node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("data-key") : null;
+  // What tells a node from its siblings: its kind, and its key if it has one.
+  function labelOf(node) {
+    const key = node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("data-key") : null;
+    return key ? `${node.nodeName} ${key}` : node.nodeName;
   }
 
+  // A node that stays is found again behind those that have gone, and is never moved for them: a
+  // moved element loses the focus.
   function changeChildren(from, to) {
+    const surplus = new Map(); // by label: how many more are left here than are wanted yet
+    const add = (node, count) => {
+      const label = labelOf(node);
+      surplus.set(label, (surplus.get(label) ?? 0) + count);
+    };
+    const hasGone = (node) => node.nodeType === Node.TEXT_NODE || surplus.get(labelOf(node)) > 0;
     const keyed = new Map();
-    for (const child of from.children) if (keyOf(child)) keyed.set(keyOf(child), child);
+    for (const child of from.childNodes) add(child, 1);
+    for (const child of to.childNodes) add(child, -1);
+    for (const child of from.children) {
+      if (child.hasAttribute("data-key")) keyed.set(labelOf(child), child);
+    }
     let at = from.firstChild;
     for (const wanted of [...to.childNodes]) {
-      const key = keyOf(wanted);
-      const known = key ? keyed.get(key) : at && !keyOf(at) ? at : null;
-      if (!known || known.nodeName !== wanted.nodeName) {
+      const label = labelOf(wanted);
+      let known = at;
+      while (known && labelOf(known) !== label && hasGone(known)) known = known.nextSibling;
+      if (known && labelOf(known) === label) {
+        for (; at !== known; at = removed(at)) add(at, -1);
+        at = at.nextSibling;
+      } else if (keyed.has(label)) {
+        known = keyed.get(label);
+        from.insertBefore(known, at);
+      } else {
         from.insertBefore(document.importNode(wanted, true), at);
+        add(wanted, 1);
         continue;
       }
-      if (known === at) at = at.nextSibling;
-      else from.insertBefore(known, at);
       if (known.nodeType === Node.ELEMENT_NODE) change(known, wanted);
       else if (known.nodeValue !== wanted.nodeValue) known.nodeValue = wanted.nodeValue;
     }
-    while (at) {
-      const next = at.nextSibling;
-      at.remove();
-      at = next;
-    }
+    while (at) at = removed(at);
+  }
+
+  // Removes a node; returns the one behind it.
+  function removed(node) {
+    const next = node.nextSibling;
+    node.remove();
+    return next;
   }
 
   // --------------------------------------------------------------------------------- spoken
 
   const speaker = document.querySelector("[data-speaker]");
-  let spoken = 0;
+  let spoken = -SPOKEN;
   let waiting = 0;
 
   function say(words) {
-    if (!speaker || !words || speaker.textContent === words) return;
-    clearTimeout(waiting);
-    const rest = spoken + SPOKEN - Date.now();
+    if (!speaker || !words) return;
+    clearTimeout(waiting); // what waits is out of date
+    if (speaker.textContent === words) return;
+    const rest = spoken + SPOKEN - performance.now(); // the clock may be set back
     if (rest > 0) {
       waiting = setTimeout(say, rest, words);
       return;
     }
-    spoken = Date.now();
+    spoken = performance.now();
     speaker.textContent = words;
   }
 
