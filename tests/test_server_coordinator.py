@@ -12,6 +12,7 @@ from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoint
 from batchwright.training.parameter_server.messages import Hello, Settled, Trained
 from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
 from batchwright.training.recorder import Recorder
+from samples import make_job
 from servers import make_rule, make_server_plan, numbers
 
 
@@ -151,9 +152,8 @@ def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
 
 
 def test_a_deadline_cuts_no_evaluation_short_behind_the_last_round():
-    plan = make_server_plan((6, 6), epochs=1)
-    goal = plan.job.goal.model_copy(update={"deadline": 1e-6})
-    served = begun(plan.model_copy(update={"job": plan.job.model_copy(update={"goal": goal})}))
+    job = make_job(resolutions=(8,), goal={"deadline": 1e-6})
+    served = begun(make_server_plan((6, 6), epochs=1, job=job))
     served.train(0)
     assert served.coordinator.time_is_up
     assert served.push(1).evaluate == 0
@@ -245,9 +245,8 @@ def test_models_of_some_epochs_stay(tmp_path):
 def test_under_bsp_the_model_of_an_epoch_has_all_models_that_its_merge_waited_for(tmp_path):
     """With an exchange after some steps an epoch ends before all workers have ended their rounds;
     the run is stopped and resumed just then."""
-    rule = make_rule("bsp", exchange_steps=1)
-    plan = make_server_plan((6, 6), batches=(8, 8), rule=rule, epochs=3)
-    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"checkpoint_epochs": 2})})
+    rule, job = make_rule("bsp", exchange_steps=1), make_job(resolutions=(8,), checkpoint_epochs=2)
+    plan = make_server_plan((6, 6), batches=(8, 8), rule=rule, epochs=3, job=job)
     served = begun(plan, tmp_path)
     served.train(0, 1)
     assert served.answer(0).ticket.samples == 8
@@ -263,6 +262,38 @@ def test_under_bsp_the_model_of_an_epoch_has_all_models_that_its_merge_waited_fo
     kept = again.coordinator.take_kept()
     assert (kept.number, kept.weights.floats.item(), kept.progress[:2]) == (2, 6.0, (2, 32))
     assert again.answer(0).evaluate == 1
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_epoch_behind_the_target_is_merged_kept_and_scored_under_bsp(lost):
+    """It ends with a model that waits for that of the worker whose evaluation reaches the target
+    of the epoch before; its own worker has nothing left to do then."""
+    goal = {"accuracy": 0.5}
+    job = make_job(resolutions=(8,), checkpoint_epochs=2, goal=goal)
+    rule = make_rule("bsp", exchange_steps=1)
+    served = begun(make_server_plan((6, 6), batches=(8, 8), rule=rule, epochs=3, job=job))
+    served.train(0)
+    assert served.push(1).evaluate == 0
+    served.answer(0)
+    served.settle(0)
+    assert served.push(0, model=4.0) is None
+    served.settle(1)  # its scores are those of the target, and it is in its round
+    assert (served.answer(0).ticket, served.told[0].evaluate) == (None, None)
+    served.coordinator.leave(0, served.links[0])
+    if lost:
+        served.lose(1)
+        assert not served.coordinator.deserted
+        served.come(1)
+        served.answer(1)
+    else:
+        served.push(1, model=8.0)
+    assert (served.told[1].ticket, served.told[1].evaluate) == (None, 1)
+    kept = served.coordinator.take_kept()
+    assert (kept.number, kept.weights.floats.item()) == (2, 4.0 if lost else 6.0)
+    served.settle(1)
+    served.coordinator.leave(1, served.links[1])
+    assert served.coordinator.deserted
+    assert served.accuracies == [0.5, 0.5]
 
 
 # ------------------------------------------------------------------------------------------ shares

@@ -679,6 +679,18 @@ def test_training_ends_where_the_target_is_reached_and_stays_ended(kind, tmp_pat
     stays_ended(plan, tmp_path, summary, weights)
 
 
+@pytest.mark.parametrize(("kind", "steps"), [("bsp", 4), ("ssp", 1)])
+def test_rounds_that_are_under_way_when_the_target_is_reached_count(kind, steps, tmp_path):
+    """Others are told then that nothing is left, and nobody waits for them."""
+    plan = plan_of(kind, epochs=4, goal={"accuracy": 0.01})
+    rule = plan.server.model_copy(update={"exchange_steps": steps})
+    summary, _ = train(plan.model_copy(update={"server": rule}), tmp_path)
+    kept = load_checkpoint(tmp_path / "checkpoints" / "last.pt")["kept"]["virtual"]["server"]
+    committed = kept["rounds"]["committed"]
+    assert (sum(record.samples for record in summary.rounds), kept["waiting"]) == (committed, {})
+    assert [epoch.top1 is not None for epoch in summary.epochs] == [True] * (committed // SAMPLES)
+
+
 def test_a_deadline_is_not_missed_where_the_target_was_reached_before_it(tmp_path):
     target = {"accuracy": 0.01}
     summary, weights = train(plan_of("asp", epochs=4, goal=target), tmp_path / "any")

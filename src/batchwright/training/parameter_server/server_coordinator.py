@@ -93,7 +93,7 @@ class ServerCoordinator:
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # seconds of the run, rounds ahead
         self._stop = 0
         self._kept: deque[KeptModel] = deque()  # not taken yet, the oldest first
-        # Epochs that have ended with a model that waits for a merge, and who evaluates them.
+        # Epochs that have ended with a model that waits for a merge, and whose it is.
         self._ended: list[tuple[int, int | None]] = []
 
     # ----------------------------------------------------------------------------- coming and going
@@ -137,14 +137,16 @@ class ServerCoordinator:
             if not self.members.is_current(rank, link):
                 return
             self._cut_off(rank)
-            if rank in self.members.left or self._all_done or self._dismissed:
+            if rank in self.members.left or self._dismissed:
+                return
+            if self.server is not None:
+                self.server.lose(rank, for_good=False)
+            self._hand_out()  # models that waited for this worker's may have ended an epoch
+            if self._all_done:
                 return
             self.members.lose(rank)
             text = f"worker {rank} ({self.round_log.places[rank]}) is lost ({why})"
             self._recorder.note(text if self.finished else f"{text}: the others go on")
-            if self.server is not None:
-                self.server.lose(rank, for_good=False)
-            self._hand_out()
 
     def give_up(self, rank: int) -> None:
         """Give up a worker that will not come back: the others share its samples.
@@ -406,7 +408,6 @@ class ServerCoordinator:
         self._answers.pop(rank, None)
         self.round_log.complete(rank)
         self.evaluations.forget(rank)
-        self._ended = [(epoch, None if who == rank else who) for epoch, who in self._ended]
 
     def _hand_out(self) -> None:
         """Answer all workers that wait and need not: with a round, or with none once finished."""
@@ -434,6 +435,9 @@ class ServerCoordinator:
                         again = True
                 again = again or server.rounds.members != before
             if self.finished:
+                for rank in self._asked:  # who pushes no more holds up no merge
+                    server.lose(rank, for_good=False)
+                self._end_epochs()
                 for rank in list(self._asked):
                     self._reply(server, rank, None)
         self.lock.notify_all()
@@ -462,13 +466,14 @@ class ServerCoordinator:
     def _end_epochs(self) -> None:
         """Have the model of ended epochs evaluated and kept, once it has all that was pushed.
 
-        With ``bsp`` the push that completed an epoch's samples may wait for those of others.
+        With ``bsp`` the push that completed an epoch's samples may wait for those of others. Its
+        worker evaluates the epoch if it still waits for an answer then.
         """
         if self.server is None or not self.server.merged:
             return
         for epoch, rank in self._ended:
             if self._plan.evaluates_after(epoch):
-                self.evaluations.want(epoch, rank)
+                self.evaluations.want(epoch, rank if rank in self._asked else None)
             if self._plan.keeps_after(epoch):
                 self._kept.append(KeptModel(epoch + 1, self.server.weights, self.progress))
         self._ended.clear()

@@ -238,12 +238,14 @@ class SimulatedRounds(Turns):
 
     def _ask(self, rank: int) -> Iterator[int]:
         """Handle a worker that is ready: it pulls the model and trains a round, or has to wait."""
-        server = self._server
+        server, merges, over = self._server, self._server.merges, self._recorder.over
+        if over:  # who pushes no more holds up nobody
+            for worker in set(range(self._plan.workers)) - self._pending.keys():
+                server.lose(worker, for_good=False)
         if not server.ready(rank):
             self._waiting.add(rank)
             return
-        merges = server.merges
-        ticket = None if self._recorder.over else server.take(rank)
+        ticket = None if over else server.take(rank)
         if ticket is None:
             self._record_round(rank, pull=0.0)
             self._schedule_scoring(merges)
