@@ -459,6 +459,7 @@ def test_a_worker_killed_while_training_is_started_again(start, tmp_path):
     _, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
     assert "worker 1 was killed by SIGKILL; all were started again (1 of 3)" in err
+    assert "begun anew: there was no checkpoint yet" in err
     assert "Traceback" not in err
     summary = summary_in(tmp_path / "run")
     assert [epoch.epoch for epoch in summary.epochs] == list(range(2))

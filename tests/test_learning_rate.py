@@ -312,6 +312,14 @@ def test_a_plan_of_few_steps_says_why_the_rate_of_muon_is_higher():
         plan = plan_without_profile(Job(epochs=epochs, **facts), make_data(), make_network())
         (why,) = [one.why for one in plan.reasons if one.choice == "learning rate"]
         assert ("Muon's usual 0.1 was raised, as there are few steps" in why) == told
+    plan = plan_without_profile(
+        Job(epochs=1, **facts | {"global_batch": 100}), make_data(), make_network()
+    )
+    why = {one.choice: one.why for one in plan.reasons}
+    base = f"{plan.learning_rate.base:.4g}"
+    assert base != f"{plan.learning_rate.base:g}"
+    assert why["learning rate"].startswith(base)
+    assert why["warm-up"] == f"The rate is not scaled up over {base}."
 
 
 def test_without_batch_normalization_the_default_rate_of_muon_is_lower():

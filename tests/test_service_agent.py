@@ -868,8 +868,9 @@ def test_a_job_is_submitted_by_a_command(service, reached_in_process, tmp_path, 
     assert (job.name, job.job["epochs"], job.job["seed"], job.auto) == ("small", 3, 4, False)
     out, err = capsys.readouterr()
     assert json.loads(out)["id"] == job.id
-    submitted, waits = err.splitlines()
+    submitted, page, waits = err.splitlines()
     assert submitted == f"submitted as {job.id}"
+    assert page == f"page: http://127.0.0.1:8400/jobs/{job.id}"
     assert waits.startswith("job small: queued, no agent is there")
 
 

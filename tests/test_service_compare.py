@@ -34,6 +34,15 @@ def test_one_run_or_none_is_no_comparison(service):
     assert page.source.count('name="run"') == 1
 
 
+def test_runs_of_one_name_are_told_apart_where_they_are_chosen(service):
+    """As those of jobs are, which are called by network and data."""
+    runs = runs_of(service, 2, name="resnet8 on digits")
+    service.report(runs[0], epoch(0))
+    for path in ("/compare", address(*runs)):
+        page = browse(service.sign_in(), path)
+        assert re.findall(r"batch (\d+, \d) of 30 epochs, <time", page.source)
+
+
 def test_accuracy_is_drawn_against_epochs_time_and_cost(service):
     runs = runs_of(service, 2)
     service.report(runs[0], epoch(0), epoch(1))

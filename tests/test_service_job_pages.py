@@ -112,9 +112,11 @@ def test_a_job_that_is_refused_comes_back_with_the_reason(empty):
     assert answer.status_code == 422
     assert "did you mean &#x27;epochs&#x27;" in answer.text
     assert "epoch: 3" in answer.text
+    assert answer.text.count(" autofocus") == 1  # or the reason may be below what the window shows
     assert "<script>alert" not in answer.text
     answer = post(browser, "/jobs", token, job="epochs: 3", name=LONG + "x")
     assert "at most 120" in answer.text
+    assert answer.text.count(" autofocus") == 1
     assert service.store.jobs.list() == []
 
 

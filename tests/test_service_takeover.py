@@ -584,6 +584,9 @@ def test_what_comes_damaged_is_not_taken(kept, tmp_path):
 def test_files_are_listed_and_fetched_by_a_command(kept, reached_in_process, tmp_path, capsys):
     kept.store.jobs.submit("a job", make_job(), auto=True, owner="submit")
     lease = lease_of(kept, "one")
+    client_commands.fetch(lease.job.id)
+    page = f"http://127.0.0.1:8400/jobs/{lease.job.id}"
+    assert f"keeps nothing of this job: {page} shows" in capsys.readouterr().err
     bring(kept, lease, "last.pt", b"w" * 2048)
     bring(kept, lease, "train.log", b"one\n\x1b[31mtwo\n")
     client_commands.fetch(lease.job.id)

@@ -84,6 +84,7 @@ def submit(
     with Service(url, token) as service:
         info = hand_in(service, job, name=name, auto=auto, needs=needs, keep_seconds=kept)
         _tell(f"submitted as {info.id}")
+        _tell(f"page: {url}/jobs/{info.id}")
         if wait:
             try:
                 info = follow(service, info, _tell)
@@ -148,6 +149,8 @@ def fetch(
                 _tell(f"{out / name}: {size(found[name].size)}")
         for one in found.values() if not names else ():
             print(f"{one.name}\t{size(one.size)}")
+        if not found:
+            _tell(f"{url} keeps nothing of this job: {url}/jobs/{job} shows how far it is")
 
 
 def send(

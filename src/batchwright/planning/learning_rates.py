@@ -161,7 +161,7 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
             "published",
             SMITH,
         ),
-        "rate": (f"The rate is not scaled up over {rule.base:g}.", "assumed", ""),
+        "rate": (f"The rate is not scaled up over {rule.base:.4g}.", "assumed", ""),
         "law": (
             f"Linear from {first:.4g}{low}, to {rule.peak:.4g}. By the {law} the batch that goes "
             "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times "

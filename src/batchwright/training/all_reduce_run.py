@@ -80,6 +80,8 @@ class AllReduceRun:
         try:
             self._checkpoints.prepare(may_exist=setup.resume)
             restored = setup.resume and self._checkpoints.restore(self.state)
+            if setup.again and not restored:
+                self._recorder.note("begun anew: there was no checkpoint yet")
             resizes = setup.resume and self._plan.job.launcher.resizes
             self._check_workers(goes_on=restored or setup.again or resizes)
         except BaseException:

@@ -85,7 +85,7 @@ def profile_table(profile: Profile) -> RenderableType:
     return stacked(
         facts(f"{profile.network.name} on {profile.data.name}", entries),
         table(
-            "seconds per step, all workers at once (median; quartiles)",
+            "seconds per step of all workers at once (median of visits' means; quartiles of steps)",
             ["workers", "side", "local batch", "exchange", "step", "visits", "images / s"],
             (
                 [
