@@ -122,7 +122,10 @@ def _ratio_words(profile: Profile) -> str:
         return ""
     compared, size = profile.precision_ratio, profile.precisions[0].local_batch_size
     ratio = compared.ratio
-    words = f": {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns"
+    words = (
+        f", each in the median; turn by turn the latter took {ratio.value:.2f} times as long "
+        f"({ratio.low:.2f} to {ratio.high:.2f})"
+    )
     if not compared.finite:
         words += (
             f". Gradients in {profile.precisions[-1].precision} were infinite or not a number "
