@@ -120,6 +120,11 @@ def test_a_folder_a_run_and_a_delivered_network_give_what_the_run_reported(
     assert all(Path(row["path"]).parent.name == row["label"] for row in rows)
     assert sum(row["class"] == row["label"] for row in rows) == own.correct
     assert all(row["second"] in {*CLASSES} - {row["class"]} for row in rows)
+    for seen in (images, images / "train", images.parent, images / "train" / "red" / "0.png"):
+        _, _, (said,) = classified(run.run_folder, seen, out=tmp_path / "seen.csv")
+        assert said.startswith(f"note: most images of data={run.plan.job.data} were trained on")
+    _, _, said = classified(run.run_folder, images / "val", out=tmp_path / "new.csv")
+    assert said == []
     final, _, _ = classified(run.run_folder, checkpoint="last", out=tmp_path / "last.csv")
     assert final.correct == last.val_correct
 

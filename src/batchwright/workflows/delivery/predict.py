@@ -92,6 +92,11 @@ def predict(
     counts = Predicted(model.classes)
     if plan is not None and recalibrates(plan):
         tell(f"note: {RECALIBRATED}")
+    if plan is not None and any(_may_be_trained_on(one, plan.job.data) for one in images):
+        tell(
+            f"note: most images of data={plan.job.data} were trained on, so accuracy on them says "
+            "little of new ones; without images, predict takes those that were held out"
+        )
     if images:
         batches = _of_files(model, _labelled(images, model.class_numbers, tell), counts, tell)
     elif plan is not None and ("data" not in given or asked.data == plan.job.data):
@@ -137,6 +142,19 @@ def _opened(
 
 
 # -------------------------------------------------------------------------------------- the images
+
+
+def _may_be_trained_on(images: str, data: str) -> bool:
+    """Whether an image or a folder belongs to a run's data, outside a folder held out of them."""
+    from batchwright.workload.data.listing import held_out_name
+
+    place = data.partition(":")[2]
+    if not place or is_remote(place):
+        return False
+    root, path = Path(place).resolve(), Path(images).resolve()
+    if path.is_relative_to(root):
+        return held_out_name([name.lower() for name in path.relative_to(root).parts[:1]]) is None
+    return root.is_relative_to(path)
 
 
 def _labelled(
