@@ -56,7 +56,7 @@ def photograph(number: int, label: int) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("images")
+    root = tmp_path_factory.mktemp("data") / "images"
     for part, numbers in (("train", range(30)), ("val", range(100, 125))):
         for label, name in enumerate(CLASSES):
             (root / part / name).mkdir(parents=True)
