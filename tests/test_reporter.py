@@ -637,9 +637,10 @@ def test_advice_comes_into_the_folder_of_a_run_that_follows_it(service, folder, 
 
 
 def test_advice_that_cannot_be_written_comes_later_and_does_not_hold_up_the_end(
-    service, folder, monkeypatch
+    service, folder, clock, monkeypatch
 ):
     """As on a disk that is full for a while."""
+    monkeypatch.setattr(reporter, "ALIVE_SECONDS", 0.0)
     run = a_report(folder, follows_advice=True).run
     service.store.runs.introduce(run, RunIntroduction(name="a", plan=make_plan()), "report")
     offer(service, run, 1)
@@ -647,6 +648,9 @@ def test_advice_that_cannot_be_written_comes_later_and_does_not_hold_up_the_end(
     full.mkdir()
     running = Running(folder, service, monkeypatch)
     wait_until(lambda: any("cannot write" in line for line in running.said))
+    wait_until(lambda: read_report(folder).next == 7)
+    clock.go(1000)
+    wait_until(lambda: service.store.runs.get(run).state == "running", "it is not heard of")
     full.rmdir()
     wait_until(file.exists, "it did not come")
     full.mkdir()

@@ -137,9 +137,9 @@ class Reporter:
             if self._order.outcome:
                 sender.end(self._order.outcome, self._order.error)
             return None
-        sender.exchange_advice()
         if now - sender.last_contact >= ALIVE_SECONDS:
             sender.alive()
+        sender.exchange_advice()
         self._keep_sometimes()
         return LOOK_SECONDS
 
