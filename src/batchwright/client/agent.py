@@ -13,7 +13,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from urllib.parse import quote
@@ -111,6 +111,8 @@ class Agent:
                     self._stopping.wait(ASK_SECONDS)
                 else:
                     self._carry_out(lease)
+            if known:
+                self._leave()
         raise Interrupted(self._number, stopped_by(self._number))
 
     def _introduce(self) -> None:
@@ -122,6 +124,12 @@ class Agent:
         info = understood(AgentInfo, answer, self._service.url)
         self._introduction = self._introduction.model_copy(update={"name": info.name})
         self._tell(f"{info.name} waits for jobs of {self._service.url}")
+
+    def _leave(self) -> None:
+        """Tell the service that this agent ends, in one attempt; without it others wait for it."""
+        request = LeaseRequest(session=self._session).model_dump_json().encode()
+        with suppress(ServiceError):
+            self._service.post(f"{_address(self._introduction.name)}/leave", request)
 
     def _lease(self) -> Lease | None:
         """A lease of a job, if there is a job for this agent. One that it cannot read is given
