@@ -25,6 +25,7 @@ from batchwright.client.job_work import JobWork
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
 from batchwright.client.submitting import not_understood, understood
+from batchwright.distributed.processes import stop_signals
 from batchwright.errors import BatchwrightError, Interrupted, stopped_by
 from batchwright.records.agent_rules import rules_of
 from batchwright.records.service import (
@@ -41,7 +42,7 @@ from batchwright.storage.locks import take
 
 ASK_SECONDS = 2.0  # between two requests for a job
 MAX_REASON = 2000  # characters
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _IDENTITY = "agent.json"  # in the agent's folder
 
 
@@ -203,11 +204,14 @@ class Agent:
         def note(number: int, frame: FrameType | None) -> None:
             del frame
             if self._stopping.is_set():
+                if number == signal.SIGHUP:  # a closed terminal sends several
+                    return
                 os._exit(128 + number)  # the processes that it has started die with it
             self._number = number
             self._stopping.set()
 
-        former = {number: signal.signal(number, note) for number in _SIGNALS}
+        heeded = _SIGNALS.intersection(stop_signals())
+        former = {number: signal.signal(number, note) for number in heeded}
         try:
             yield
         finally:

@@ -63,7 +63,7 @@ def serve(
     on_start: Callable[[str, Store], None],
     proxy: str | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; requests in progress are answered first.
+    """Serve until SIGTERM, SIGINT or SIGHUP; requests in progress are answered first.
 
     Args:
         settings: Settings of the service.
@@ -103,8 +103,9 @@ def serve(
             # uvicorn ends in good order and then raises the signal again, for the handlers from
             # before. With these the exit code is 0, as a stop that was asked for is no failure. A
             # signal before uvicorn has begun comes to them, too, and ends it as soon as it has.
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, end)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                    signal.signal(number, end)
             on_start(address_of(settings, listener), store)
             gc.freeze()  # the objects so far stay; collecting them takes as long as some answers
             gc.set_threshold(*COLLECTED_AFTER)
