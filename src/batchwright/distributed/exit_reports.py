@@ -133,10 +133,10 @@ def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
         first = reports[0]
         if first["exit_code"] == DeadlineReached.exit_code:
             raise DeadlineReached(first["message"])
+        if first["exit_code"] == 2:
+            raise BatchwrightError(first["message"])
         kind = LostWorkerError if first["secondary"] else WorkerError
-        kind = BatchwrightError if first["exit_code"] == 2 else kind
-        prefix = "" if first["exit_code"] == 2 else f"{name_of(first['rank'])}: "
-        raise kind(prefix + first["message"])
+        raise kind(f"{name_of(first['rank'])}: {first['message']}")
     last = last_line(folder)
     raise WorkerError(f"the workers ended: {last}; logs are in {folder}")
 
