@@ -335,6 +335,12 @@ class PlanFields(Document):
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The learning rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table of stages, in order.")
+    growth: tuple[Stage, ...] = Field(
+        (),
+        description="Rows with larger batches, small to large, to one of which later epochs change "
+        "where the gradient noise scale has grown as much since the first epoch. Empty: the batch "
+        "does not grow.",
+    )
     considered: tuple[Prediction, ...] = Field((), description="Candidates, small to large.")
     max_epochs: Count | None = Field(
         None,

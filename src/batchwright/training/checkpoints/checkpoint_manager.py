@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from batchwright.algorithms.batch_growth import grown
 from batchwright.algorithms.splicing import why_not
 from batchwright.distributed.group import Group
 from batchwright.errors import ArgumentError, FileError, PlanError, one_line
@@ -57,6 +58,7 @@ class RunState:
         step: Steps of it that are done.
         steps: Steps since the start of the run.
         samples_seen: Training samples since the start, all workers.
+        growth: Rows of the plan's ``growth`` that are in reach of the gradient noise.
         best_score: Highest score of an evaluation so far.
         best_loss: Its held-out loss, which decides between equal scores; infinite: none. An
             earlier version's checkpoint has none, and its best epoch stays the best of equals.
@@ -77,6 +79,7 @@ class RunState:
     step: int = 0
     steps: int = 0
     samples_seen: int = 0
+    growth: int = 0
     best_score: float = -math.inf
     best_loss: float = math.inf
     meter: EpochMeter = field(default_factory=EpochMeter)
@@ -89,9 +92,11 @@ class RunState:
     gradient_order: list[list[int]] = field(default_factory=list)
     loss_scale: LossScale | None = None
 
-    def stage(self, plan: Plan) -> Stage:
-        """The plan's row that the epoch in progress belongs to."""
-        return plan.stages[plan.stage_of(min(self.epoch, plan.epochs - 1))]
+    def stage(self, plan: Plan, epoch: int | None = None) -> Stage:
+        """The plan's row that a zero-based epoch belongs to; unset: the one in progress."""
+        number = self.epoch if epoch is None else epoch
+        planned = plan.stages[plan.stage_of(min(number, plan.epochs - 1))]
+        return grown(planned, plan.growth[: self.growth])
 
     def note_score(self, sums: Mapping[str, float], count: int) -> bool:
         """Note an evaluation's score, as `score_of`; returns whether it is the best so far."""
