@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 from benchmarks.harness.kept_runs import Run
 from benchmarks.methods import batch_growth
 
-from batchwright.algorithms.batch_growth import as_trained, row_of, rows_in_reach
+from batchwright.algorithms.batch_growth import rows_in_reach
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.prediction.noise_scale import NoiseState
@@ -94,17 +94,16 @@ def test_the_batch_doubles_as_often_as_the_noise_since_the_first_epoch(noise, ro
 
 
 def test_the_rows_that_epochs_were_trained_with_are_those_of_their_batches() -> None:
-    batches = [96, 96, 192, 192, 768]
-    epochs = [make_epoch(n, global_batch_size=one) for n, one in enumerate(batches)]
-    rows = as_trained(PLAN, epochs).stages
+    batches = dict(enumerate([96, 96, 192, 192, 768]))
+    rows = PLAN.as_trained(batches).stages
     assert [(row.epochs, row.global_batch_size) for row in rows] == [(2, 96), (2, 192), (26, 768)]
     rate = PLAN.stages[0].learning_rate
     assert rows[2].learning_rate == pytest.approx(rate * sqrt(8))
-    assert as_trained(PLAN, ()).stages == PLAN.stages
-    assert as_trained(PLAN, epochs[2:]).stages[0].epochs == 2  # without lines of the first ones
+    assert PLAN.as_trained({}).stages == PLAN.stages
+    assert PLAN.as_trained({2: 192}).stages[0].epochs == 2  # without lines of the first ones
     plain = make_sample_plan()
-    assert as_trained(plain, epochs) is plain
-    assert row_of(PLAN, 7, 400).global_batch_size == 384
+    assert plain.as_trained(batches) is plain
+    assert PLAN.row(7, 400).global_batch_size == 384
 
 
 # ----------------------------------------------------------------------------------- in the plan

@@ -327,7 +327,7 @@ class JobFields(Keys):
         description="Whether the global batch grows between epochs: `noise`: it doubles for each "
         "time that the measured gradient noise scale has doubled since the first epoch, to at most "
         "8 times and 16 steps an epoch, and the rate follows by `scaling`. It never shrinks. Meant "
-        "for `muon`: with `sgd` it cost accuracy ([figures](methods/muon.md#what-it-is-for)).",
+        "for `muon`: with `sgd` it cost accuracy.",
     )
     micro_batch: Literal["auto"] | Count = Field(
         "auto",

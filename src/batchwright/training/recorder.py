@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from batchwright.algorithms.batch_growth import as_trained, row_of
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.processes import STARTED, seconds_since_launch
 from batchwright.distributed.reducer import WorkerNote
@@ -205,7 +204,7 @@ class Recorder:
         self.epochs[-1] = record
         if self.folder is None:
             return
-        row = row_of(self._plan, record.epoch, record.global_batch_size)
+        row = self._plan.row(record.epoch, record.global_batch_size)
         predicted = row.predicted_epoch_seconds
         planned = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
         ahead = forecast(self._plan, self._factors, self.epochs)
@@ -246,7 +245,7 @@ class Recorder:
         """Summary of the run so far; ``fields`` are further fields of the record."""
         return RunSummary(
             run_folder=str(self.folder or ""),
-            plan=as_trained(self._plan, self.epochs),
+            plan=self._plan.as_trained({e.epoch: e.global_batch_size for e in self.epochs}),
             profile=profile,
             epochs=tuple(self.epochs),
             setup_seconds=self._setup_seconds or 0.0,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from batchwright.algorithms.batch_growth import as_trained
 from batchwright.records import EpochRecord, Estimate, Plan, Stage
 from batchwright.records.text.formatting import between, duration
 
@@ -85,7 +84,8 @@ def drift_of(plan: Plan, epochs: Sequence[EpochRecord]) -> Drift | None:
         plan: The plan that the run follows now.
         epochs: The finished epochs, each once, in order.
     """
-    plan, finished = as_trained(plan, epochs), max((one.epoch for one in epochs), default=-1)
+    plan = plan.as_trained({one.epoch: one.global_batch_size for one in epochs})
+    finished = max((one.epoch for one in epochs), default=-1)
     if not 0 <= finished < plan.epochs:
         return None
     index = plan.stage_of(finished)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from batchwright.algorithms.batch_growth import as_trained
 from batchwright.records import EpochRecord, Plan, Profile, RoundRecord, RunSummary, WorkerTime
 from batchwright.records.lines.flat_lines import completed, places_of
 from batchwright.records.lines.run_lines import (
@@ -99,7 +98,7 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
     wall = sum(e.training_seconds + e.evaluation_seconds + e.checkpoint_seconds for e in epochs)
     return RunSummary(
         run_folder=name,
-        plan=as_trained(plan, epochs),
+        plan=plan.as_trained({e.epoch: e.global_batch_size for e in epochs}),
         profile=profile,
         epochs=tuple(epochs),
         setup_seconds=0.0,

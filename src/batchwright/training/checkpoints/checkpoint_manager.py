@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from batchwright.algorithms.batch_growth import grown
 from batchwright.algorithms.splicing import why_not
 from batchwright.distributed.group import Group
 from batchwright.errors import ArgumentError, FileError, PlanError, one_line
@@ -95,8 +94,8 @@ class RunState:
     def stage(self, plan: Plan, epoch: int | None = None) -> Stage:
         """The plan's row that a zero-based epoch belongs to; unset: the one in progress."""
         number = self.epoch if epoch is None else epoch
-        planned = plan.stages[plan.stage_of(min(number, plan.epochs - 1))]
-        return grown(planned, plan.growth[: self.growth])
+        batch = plan.growth[self.growth - 1].global_batch_size if self.growth else 0
+        return plan.row(min(number, plan.epochs - 1), batch)
 
     def note_score(self, sums: Mapping[str, float], count: int) -> bool:
         """Note an evaluation's score, as `score_of`; returns whether it is the best so far."""
