@@ -101,6 +101,7 @@ def test_the_rows_that_epochs_were_trained_with_are_those_of_their_batches() -> 
     assert rows[2].learning_rate == pytest.approx(rate * sqrt(8))
     assert PLAN.as_trained({}).stages == PLAN.stages
     assert PLAN.as_trained({2: 192}).stages[0].epochs == 2  # without lines of the first ones
+    assert PLAN.as_trained({2: 192, 30: 384}).epochs == 30  # a line that contradicts the plan
     plain = make_sample_plan()
     assert plain.as_trained(batches) is plain
     assert PLAN.row(7, 400).global_batch_size == 384
@@ -124,6 +125,8 @@ def test_the_plan_has_rows_of_two_four_and_eight_times_the_batch_as_far_as_they_
     why = reason(plan, "growth of the batch")
     assert why.value == "to at most 256 samples"
     assert "128 (" in why.why
+    assert "with sgd" not in why.why
+    assert "with sgd" in reason(planned(optimizer="sgd"), "growth of the batch").why
     assert (
         planned(scaling="none").growth[0].learning_rate
         == planned(scaling="none").stages[0].learning_rate

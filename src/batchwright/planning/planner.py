@@ -247,7 +247,7 @@ def make_plan(
             *(losses.reasons(chosen.train_seconds) if chosen.train_seconds else ()),
             *why_update,
             *rates,
-            *growth_reasons(job, growth),
+            *growth_reasons(job, growth, update),
             *progress_reasons(progress, batch, in_training),
             *schedule_reasons(row.epochs, scheduled),
             *link_reason(settled),
@@ -325,7 +325,7 @@ def plan_without_profile(job: Job, data: DataFacts, network: NetworkFacts) -> Pl
         *method_reason(job),
         *why_update,
         *rates,
-        *growth_reasons(job, growth),
+        *growth_reasons(job, growth, update),
         *link_reason(job),
     )
     return _assembled(times, layout, explained, update, growth=growth)

@@ -498,8 +498,9 @@ class PlanFields(Document):
         if not self.growth:
             return self
         starts = {0, *batches, *accumulate(row.epochs for row in self.stages)}
+        inside = sorted(one for one in starts if one < self.epochs)
         stages, batch = list[Stage](), 0
-        for start, end in pairwise((*sorted(starts - {self.epochs}), self.epochs)):
+        for start, end in pairwise((*inside, self.epochs)):
             batch = batches.get(start, batch)
             row = self.row(start, batch)
             before = stages.pop().epochs if stages and _alike(stages[-1], row) else 0

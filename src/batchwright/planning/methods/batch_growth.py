@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from batchwright.algorithms.learning_rate import scaled_rate
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.time_models import Measured, Stated
-from batchwright.records import Job, Reason, Stage
+from batchwright.records import Job, OptimizerName, Reason, Stage
+from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.formatting import between
 
 FACTORS = (2, 4, 8)
@@ -56,7 +57,7 @@ def _beyond_bounds(job: Job, row: Stage) -> bool:
     return most is not None and most * row.workers < row.global_batch_size
 
 
-def growth_reasons(job: Job, rows: Sequence[Stage]) -> tuple[Reason, ...]:
+def growth_reasons(job: Job, rows: Sequence[Stage], update: OptimizerName) -> tuple[Reason, ...]:
     """How far the batch may grow, and what an epoch then takes; empty where it stays."""
     if job.batch_growth == "off":
         return ()
@@ -78,4 +79,9 @@ def growth_reasons(job: Job, rows: Sequence[Stage]) -> tuple[Reason, ...]:
             "much since the first one. Predicted times and accuracy are of the batch that stays: "
             "times are upper bounds."
         )
+        if OPTIMIZERS[update].follows_gradients:
+            why += (
+                " It is made for muon: with sgd trainings of three other tasks lost 1.5 points "
+                "each where their batch grew (docs/log.md)."
+            )
     return (Chosen(value, why, "asked").reason("growth of the batch"),)
