@@ -204,7 +204,8 @@ class Recorder:
         self.epochs[-1] = record
         if self.folder is None:
             return
-        predicted = self._plan.stages[self._plan.stage_of(record.epoch)].predicted_epoch_seconds
+        row = self._plan.row(record.epoch, record.global_batch_size)
+        predicted = row.predicted_epoch_seconds
         planned = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
         ahead = forecast(self._plan, self._factors, self.epochs)
         self.line(
@@ -244,7 +245,7 @@ class Recorder:
         """Summary of the run so far; ``fields`` are further fields of the record."""
         return RunSummary(
             run_folder=str(self.folder or ""),
-            plan=self._plan,
+            plan=self._plan.as_trained({e.epoch: e.global_batch_size for e in self.epochs}),
             profile=profile,
             epochs=tuple(self.epochs),
             setup_seconds=self._setup_seconds or 0.0,

@@ -137,6 +137,11 @@ def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str
             "plan again with scaling=sqrt",
         ),
         (
+            bool(plan.growth),
+            "its batch may grow between epochs",
+            "plan again with batch_growth=off",
+        ),
+        (
             job.average_weights == "on",
             "average_weights=on evaluates an average of the weights",
             "plan again with average_weights=off",
