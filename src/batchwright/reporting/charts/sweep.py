@@ -83,7 +83,9 @@ def _chart(
         style, marker = look(line.number)
         points = tuple(Point(s.x, s.mean, _words(line, s, words)) for s in line.spots)
         series.append(Series(line.label, style, points, marker, line=joined))
-        edges = tuple((s.x, s.mean - s.error, s.mean + s.error) for s in line.spots if s.error)
+        edges = tuple(
+            (s.x, s.mean - s.error, s.mean + s.error) for s in line.spots if s.error is not None
+        )
         if joined and len(edges) > 1:
             bands.append(Band("± one standard error", style, edges))
         else:
