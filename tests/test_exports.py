@@ -597,6 +597,15 @@ def test_a_trainer_that_replays_no_graphs_is_said_to_take_longer() -> None:
         assert "CUDA graphs" not in exported(make_plan(), name)
 
 
+def test_a_trainer_is_said_to_average_no_weights_and_not_to_end_at_the_target() -> None:
+    targeted = make_plan(job=make_job(goal={"accuracy": 0.9}), average_epochs=0.5)
+    for name in ("lightning", "transformers", "accelerate", "timm"):
+        text = exported(targeted, name)
+        assert "Training does not end at goal.accuracy=0.9, but after" in text
+        assert "evaluates an average of the weights, which is not computed here" in text
+        assert "does not" not in exported(make_plan(), name)
+
+
 def test_compiling_and_recomputing_are_passed_on_or_refused() -> None:
     compiled = make_plan(job=make_job(compile="on"))
     for name, said in (

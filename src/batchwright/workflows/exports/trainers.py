@@ -283,14 +283,30 @@ def _started(plan: Plan, target: Target) -> str:
     return f"\nStart it by: {words} script.py\n"
 
 
+def _notes(plan: Plan) -> list[str]:
+    """What the exported training lacks of the plan's, in sentences."""
+    target, found = plan.job.goal.target, []
+    if plan.job.cuda_graphs == "on":
+        found.append(_SLOWER)
+    if target is not None:
+        found.append(
+            f"Training does not end at goal.accuracy={target:g}, but after the epochs that this is "
+            "planned to take."
+        )
+    if plan.average_epochs is not None:
+        found.append("The plan evaluates an average of the weights, which is not computed here.")
+    return found
+
+
 def _module(made: Recipe, usage: str, options: str) -> str:
     plan, job = made.plan, made.job
     samples = made.batch * made.accumulation * plan.workers
     built = _optimizer(made)
     taken = "import batchwright as bw\nimport torch" if "bw." in built else "import torch"
-    slower = f"\n{_SLOWER}\n" if job.cuda_graphs == "on" else ""
+    notes = "".join(f"\n{note}" for note in _notes(plan))
+    notes += "\n" if notes else ""
     return f'''"""{headline(plan)}.
-{slower}
+{notes}
 Save it as plan.py beside the script:
 
     import plan
@@ -527,7 +543,7 @@ def timm(plan: Plan, target: Target) -> str:
     }
     text = yaml.safe_dump(arguments, sort_keys=False)
     started = _started(plan, target).strip().replace("script.py", "train.py --config FILE DATA")
-    notes = f"# {_SLOWER}\n" if job.cuda_graphs == "on" else ""
+    notes = "".join(f"# {note}\n" for note in _notes(plan))
     if _by_own_mean(plan):
         notes += f"# {_OWN_MEAN} give mean and std, else timm takes those of its model.\n"
     return f"# {headline(plan)}.\n{notes}# {started}\n{text}"
