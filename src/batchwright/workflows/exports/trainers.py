@@ -248,28 +248,29 @@ def accelerate(plan: Plan, target: Target) -> str:
     }
     if plan.job.compile == "on":
         options["dynamo_backend"] = "inductor"
-    clip = (
-        f"\n                accelerator.clip_grad_norm_(model.parameters(), {plan.job.clip_norm:g})"
-        if plan.job.clip_norm
-        else ""
-    )
+    clip = ""
+    if plan.job.clip_norm:
+        indented = "\n" + 20 * " "
+        clip = f"{indented}accelerator.clip_grad_norm_(model.parameters(), {plan.job.clip_norm:g})"
     return _module(
         made,
         f"""
+    set_seed(plan.SEED)
     accelerator = Accelerator(**plan.ACCELERATOR)
     optimizer = plan.optimizer(model)
     schedule = plan.schedule(optimizer)
     loader = DataLoader(data, batch_size=plan.BATCH, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for images, labels in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(loss(model(images), labels))
-            if accelerator.sync_gradients:{clip}
-                ...
-            optimizer.step()
-            optimizer.zero_grad()
-        if accelerator.sync_gradients:
-            schedule.step()
+    for _ in range(plan.EPOCHS):
+        for images, labels in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss(model(images), labels))
+                if accelerator.sync_gradients:{clip}
+                    ...
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                schedule.step()
 """
         + _started(plan, target),
         f"ACCELERATOR = {_literal(options)}\n",
