@@ -277,6 +277,8 @@ def _ranked(
     level = [
         words for words, (_, mean) in zip(told[1:], others, strict=True) if _as_good(mean, best)
     ]
+    if best.standard_error is None and others:
+        return f"{told[0]}; single runs do not tell what of that is chance: give more --seeds"
     if not level:
         return told[0]
     more = f" and {len(level) - 1} more" if len(level) > 1 else ""
