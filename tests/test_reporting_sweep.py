@@ -214,6 +214,14 @@ def test_a_band_goes_on_where_all_seeds_came_to_the_same():
     assert band.edges[-1][1:] == pytest.approx((50.0, 50.0))
 
 
+def test_values_that_lie_close_together_do_not_overlap_on_their_axis():
+    sweep = make_sweep({"learning_rate": [0.1, 0.11, 0.3, 1e20]})
+    ticks = [words for _, words in against_chart(sweep, sweep.keys[0]).x.ticks]
+    assert ticks == ["0.11", "1e+20"]
+    even = make_sweep({"learning_rate": [0.05, 0.1, 0.2]})
+    assert len(against_chart(even, even.keys[0]).x.ticks) == 3
+
+
 def test_the_page_says_what_has_no_room():
     sweep = make_sweep({"epochs": [1, 2], "base_batch": list(range(1, 14))}, seeds=1)
     text = " ".join(word for _, word in Document(sweep_page(sweep)).words)

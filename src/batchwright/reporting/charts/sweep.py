@@ -12,6 +12,7 @@ from batchwright.reporting.charts.chart import (
     Chart,
     Point,
     Series,
+    apart,
     cut,
     epochs_axis,
     linear_axis,
@@ -70,8 +71,11 @@ def _value_axis(key: SweptKey) -> Axis:
     if len(places) > 6:
         return axis
     words = [f"{v:,}" if isinstance(v, int) else value_label(v) for v in key.values]
-    ticks = tuple(zip(places, words, strict=True))
-    return Axis(axis.label, axis.low, axis.high, ticks, axis.logarithmic)
+    ticks = list(zip(places, words, strict=True))
+    # A letter is a fiftieth of the axis wide, and words are centred.
+    kept = apart([(axis.share(at), 0.01 * (len(text) + 1)) for at, text in ticks])
+    shown = tuple(ticks[number] for number in kept)
+    return Axis(axis.label, axis.low, axis.high, shown, axis.logarithmic)
 
 
 def _chart(
