@@ -71,10 +71,10 @@ def _value_axis(key: SweptKey) -> Axis:
     if len(places) > 6:
         return axis
     words = [f"{v:,}" if isinstance(v, int) else value_label(v) for v in key.values]
-    ticks = list(zip(places, words, strict=True))
+    named = list(zip(places, words, strict=True))
     # A letter is a fiftieth of the axis wide, and words are centred.
-    kept = apart([(axis.share(at), 0.01 * (len(text) + 1)) for at, text in ticks])
-    shown = tuple(ticks[number] for number in kept)
+    kept = apart([(axis.share(at), 0.01 * (len(text) + 1)) for at, text in named])
+    shown = tuple(named[number] for number in kept)
     return Axis(axis.label, axis.low, axis.high, shown, axis.logarithmic)
 
 
