@@ -26,6 +26,7 @@ from batchwright.workflows.delivery.predict import (
     HEAD,
     _Batch,
     _computed,
+    _may_be_trained_on,
     _rows,
     _writer,
     predict,
@@ -104,6 +105,13 @@ def classified(place, *images, out: Path, overrides=(), **how):
     words = [*overrides, *NAMED]
     found = predict(place, [*map(str, images)], words, out=out, tell=said.append, **how)
     return found, table(out.read_text()), said
+
+
+def test_images_of_a_home_folder_are_known_as_those_of_the_training(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _may_be_trained_on(str(tmp_path / "photos" / "train"), "imagefolder:~/photos")
+    assert not _may_be_trained_on(str(tmp_path / "photos" / "val"), "imagefolder:~/photos")
+    assert not _may_be_trained_on(str(tmp_path / "others"), "imagefolder:~nobody-here/photos")
 
 
 @pytest.mark.slow

@@ -50,7 +50,11 @@ class Recorder:
         self.epochs: list[EpochRecord] = []
         self.resumed = 0
         self._plan = plan
-        self._started = time.perf_counter() - seconds_since_launch()
+        now = time.perf_counter()
+        self._started = now - seconds_since_launch()
+        self._set_up_from = now - seconds_since_launch(
+            last=True
+        )  # epochs may have been lost before
         self._launch = os.environ.get(STARTED)
         self._earlier_seconds = 0.0  # before this launch
         self._setup_seconds: float | None = None
@@ -119,7 +123,7 @@ class Recorder:
     def training_begins(self) -> None:
         """Note the time: set-up is over."""
         if self._setup_seconds is None:
-            self._setup_seconds = time.perf_counter() - self._started
+            self._setup_seconds = time.perf_counter() - self._set_up_from
 
     def step(
         self,

@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -151,6 +151,8 @@ def _may_be_trained_on(images: str, data: str) -> bool:
     place = data.partition(":")[2]
     if not place or is_remote(place):
         return False
+    with suppress(RuntimeError):  # ~NAME of a user who is gone
+        place = str(Path(place).expanduser())
     root, path = Path(place).resolve(), Path(images).resolve()
     if path.is_relative_to(root):
         return held_out_name([name.lower() for name in path.relative_to(root).parts[:1]]) is None
