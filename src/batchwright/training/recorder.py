@@ -52,9 +52,8 @@ class Recorder:
         self._plan = plan
         now = time.perf_counter()
         self._started = now - seconds_since_launch()
-        self._set_up_from = now - seconds_since_launch(
-            last=True
-        )  # epochs may have been lost before
+        # Since the first start, epochs may have been lost.
+        self._set_up_from = now - seconds_since_launch(last=True)
         self._launch = os.environ.get(STARTED)
         self._earlier_seconds = 0.0  # before this launch
         self._setup_seconds: float | None = None
