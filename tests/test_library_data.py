@@ -129,6 +129,19 @@ def test_each_sample_of_tar_files_counts_once(tmp_path: Path) -> None:
         assert data.facts.name == "birds"
 
 
+def test_images_that_were_decoded_for_auto_are_not_decoded_again_for_the_plan_s_side(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    data = f"wds:{shards(tmp_path / 'birds')}"
+    auto = open_(data)
+    for sides in ((auto.facts.side,), (4, auto.facts.side)):  # as a plan's job has them
+        planned = open_(data, resolutions=sides)
+        assert planned.facts == auto.facts
+    assert [one.suffix for one in (own_cache / "stores").iterdir()].count("") == 1
+    larger = stores(open_(data, resolutions=[16]))[0]
+    assert larger.shape == (16, 16)
+
+
 def test_a_share_or_named_tar_files_are_held_out(tmp_path: Path) -> None:
     folder = shards(tmp_path)
     train = f"wds:{folder}/train-{{000..001}}.tar"

@@ -41,7 +41,13 @@ from batchwright.workload.data.listing import (
     natural_side,
     stored_bytes,
 )
-from batchwright.workload.data.store import Progress, is_stored, open_index, open_store
+from batchwright.workload.data.store import (
+    Progress,
+    is_stored,
+    open_index,
+    open_store,
+    stored_facts,
+)
 from batchwright.workload.data.store_writer import (
     PARTS,
     Header,
@@ -287,14 +293,21 @@ def open_listed(
         progress: As for `open_data`.
         verify: As for `open_data`.
     """
-    keys = {key: getattr(job, key) for key in ("data_args", "val", "unreadable", "resolutions")}
+    keys = {key: getattr(job, key) for key in ("data_args", "val", "unreadable")}
+    recipe: dict[str, object] = {**identity, **keys, "resolutions": "auto"}
+    if job.resolutions != "auto":
+        # A plan's job has in place of `auto` the side that the images were decoded for.
+        top = max(job.resolutions)
+        made = [stored_facts(one) for one in (recipe, {**recipe, "kept": _IN_FILES})]
+        if not any(facts is not None and facts.side == top for facts in made):
+            recipe["resolutions"] = [top]
 
     @cache
     def listed() -> tuple[Listing, int]:
         listing = make()
         return listing, _top(listing, job)
 
-    return _open_listing(listed, {**identity, **keys}, job, progress, verify)
+    return _open_listing(listed, recipe, job, progress, verify)
 
 
 def _top(listing: Listing, job: Job) -> int:

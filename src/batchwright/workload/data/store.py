@@ -108,6 +108,15 @@ def is_stored(recipe: Mapping[str, object]) -> bool:
     return (_stores_folder() / _key(recipe)).exists()
 
 
+def stored_facts(recipe: Mapping[str, object]) -> DataFacts | None:
+    """Facts of the images in a store of ``recipe``; `None` if there is none, or a damaged one."""
+    try:
+        header = (_stores_folder() / _key(recipe) / "header.json").read_bytes()
+        return Header.model_validate_json(header).facts
+    except (OSError, ValueError):
+        return None
+
+
 def _open(
     recipe: Mapping[str, object],
     build: Callable[[StoreWriter], DataFacts] | None,
