@@ -312,6 +312,10 @@ def tones():
     return Tones(), Tones(), ("dark", "light")
 
 
+def namesakes():
+    return Tones(), Tones(), ("crane", "crane")
+
+
 @pytest.mark.slow
 def test_images_of_a_function_are_classified_and_files_are_not_guessed_at(images, model, tmp_path):
     data = f"{__name__}:tones"
@@ -327,6 +331,15 @@ def test_images_of_a_function_are_classified_and_files_are_not_guessed_at(images
     with pytest.raises(DataError, match="has none of the network's classes"):
         classified(model, overrides=words, out=tmp_path / "no.csv")
     assert not (tmp_path / "no.csv").exists()
+
+
+@pytest.mark.slow
+def test_classes_of_one_name_are_told_apart_by_their_numbers(tmp_path):
+    data = f"{__name__}:namesakes"
+    run = trained(tmp_path / "run", data)
+    words = [f"data={data}", "loaders=0"]
+    found, _, _ = classified(run.run_folder, overrides=words, out=tmp_path / "own.csv")
+    assert (found.correct, found.images) == (run.best_epoch.val_correct, 24)
 
 
 class Gone:
