@@ -165,7 +165,11 @@ GOOD = (PIXELS, 1)
     [
         ("train", [GOOD, (PIXELS, 2)], "training item 1: label 2 is outside the 2 class names"),
         ("train", [GOOD, (PIXELS, -100)], "training item 1: label -100 is outside the 2 class"),
-        ("train", [GOOD, (PIXELS[:, 1:], 1)], "of shape (3, 5, 8), where the first training image asks for (3, 6, 8)"),
+        (
+            "train",
+            [GOOD, (PIXELS[:, 1:], 1)],
+            "(3, 5, 8), where the first training image asks for (3, 6, 8)",
+        ),
         ("train", [GOOD, (None, 1)], "its image is a NoneType"),
         ("val", [GOOD, (PIXELS, 2)], "held-out item 1: label 2 is outside the 2 class names"),
         ("val", [GOOD, (PIXELS[:1], 1)], "image asks for (3, any, any): give all"),
