@@ -19,7 +19,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from platformdirs import user_cache_path
 from batchwright.errors import FileError
 from batchwright.records import DataFacts
 from batchwright.storage.files import sync
-from batchwright.storage.locks import lock_file
+from batchwright.storage.locks import Busy, lock_file
 from batchwright.workload.data.image_store import ImageStore, Origin
 from batchwright.workload.data.store_writer import (
     CACHE_VARIABLE,
@@ -166,11 +166,17 @@ def cache_folder() -> Path:
 
 
 def free_bytes() -> int:
-    """Free bytes on the disk of the cache.
+    """Free bytes on the disk of the cache, once what killed processes have left there is removed.
 
     Raises:
         FileError: The cache folder cannot be made.
     """
+    for left in cache_folder().glob("*/*.part"):  # whoever writes one holds its lock
+        with (
+            suppress(Busy, OSError),
+            lock_file(left.with_suffix(".lock"), seconds=0, waiting=lambda _: None),
+        ):
+            shutil.rmtree(left, ignore_errors=True)
     with clear_errors(_stores_folder()):
         return shutil.disk_usage(_stores_folder()).free
 
