@@ -303,13 +303,14 @@ def _names(job: Job, data: ImageData) -> Sequence[str]:
     from batchwright.workload.task import import_object
 
     part, (_, _, place) = data.val, job.data.partition(":")
-    if isinstance(part, ImageFiles):
-        return part.places
     named = source_of(job.data).held_out_files
-    if named and not is_remote(place):
-        names: list[str] = import_object(named, "data")(job, place)
-        if len(names) == data.facts.val_samples:  # else some were unreadable, and left out
-            return names
+    names: list[str] = []
+    if isinstance(part, ImageFiles):
+        names = part.places
+    elif named and not is_remote(place):
+        names = import_object(named, "data")(job, place)
+    if len(names) == data.facts.val_samples:  # else some were unreadable, and left out
+        return [name.encode(errors="backslashreplace").decode() for name in names]
     return [f"{job.data}#{index}" for index in range(data.facts.val_samples)]
 
 
