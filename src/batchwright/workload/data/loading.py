@@ -138,7 +138,8 @@ def _naming_causes(batches: Iterator[Any], workers: Sequence[BaseProcess]) -> It
     try:
         yield from batches
     except DataError as error:  # from a loader process it comes with its traceback for a text
-        raise DataError(str(error).strip().rpartition(f"{DataError.__name__}: ")[2]) from None
+        name = f"{DataError.__module__}.{DataError.__name__}: "
+        raise DataError(str(error).strip().rpartition(name)[2]) from None
     except RuntimeError as error:
         cause = str(error.__cause__)
         if _KILLED not in cause and "exited unexpectedly" in str(error):
