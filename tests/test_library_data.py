@@ -556,6 +556,14 @@ def test_columns_and_splits_that_are_not_clear_are_named(tmp_path: Path) -> None
     )
 
 
+def test_labels_that_pandas_has_made_floats_are_told_from_missing_ones(tmp_path: Path) -> None:
+    rows = {"image": [picture(0)] * 4, "label": [0.0, 1.0, float("nan"), 1.0]}
+    library("datasets").Dataset.from_dict(rows).save_to_disk(str(tmp_path / "a"))
+    said = refused(f"hf:{tmp_path}/a", val=0.5)
+    assert "has no single column of words or whole numbers for label: name it" in said
+    assert said.endswith("it has image (binary), label (float64)")
+
+
 def test_splits_that_number_classes_otherwise_or_have_no_labels_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
