@@ -260,6 +260,8 @@ def _computed(model: TrainedModel, job: Job, data: ImageData, feed: Feed) -> Ite
 
     names = _names(job, data)
     numbers = [model.class_numbers.get(name, -1) for name in data.facts.classes]
+    if data.facts.classes == model.classes:  # as ImageNet's, of which two are called crane
+        numbers = [*range(len(model.classes))]
     indices = torch.arange(len(feed)).split(AT_ONCE)
     try:
         for some, (images, labels) in zip(indices, feed.evaluation(indices, None), strict=True):
@@ -303,13 +305,14 @@ def _names(job: Job, data: ImageData) -> Sequence[str]:
     from batchwright.workload.task import import_object
 
     part, (_, _, place) = data.val, job.data.partition(":")
-    if isinstance(part, ImageFiles):
-        return part.places
     named = source_of(job.data).held_out_files
-    if named and not is_remote(place):
-        names: list[str] = import_object(named, "data")(job, place)
-        if len(names) == data.facts.val_samples:  # else some were unreadable, and left out
-            return names
+    names: list[str] = []
+    if isinstance(part, ImageFiles):
+        names = part.places
+    elif named and not is_remote(place):
+        names = import_object(named, "data")(job, place)
+    if len(names) == data.facts.val_samples:  # else some were unreadable, and left out
+        return [name.encode(errors="backslashreplace").decode() for name in names]
     return [f"{job.data}#{index}" for index in range(data.facts.val_samples)]
 
 
