@@ -221,6 +221,7 @@ EXAMPLES = {
     "nodes": "2",
     "loaders": "4",
     "global_batch": "512",
+    "batch_growth": "noise",
     "micro_batch": "64",
     "activation_checkpointing": "on",
     "resolutions": "160",

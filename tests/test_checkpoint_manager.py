@@ -23,8 +23,9 @@ import torch
 from torch import nn
 
 from batchwright.distributed.group import Group
-from batchwright.distributed.processes import STARTED
+from batchwright.distributed.processes import STARTED, STARTED_AGAIN
 from batchwright.errors import FileError, PlanError
+from batchwright.reporting.data.reading import accounting
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.randomness import (
     random_states,
@@ -486,6 +487,17 @@ def test_wall_time_has_each_second_once_whoever_starts_the_workers_again(monkeyp
     alone = Recorder(None, make_tiny_plan())
     alone.restore(content, "resumed")
     assert alone.wall_seconds == pytest.approx(1800, abs=50)
+
+
+def test_epochs_that_were_lost_before_the_first_checkpoint_are_no_set_up(monkeypatch):
+    monkeypatch.setenv(STARTED, str(time.time() - 1800))
+    monkeypatch.setenv(STARTED_AGAIN, str(time.time() - 100))
+    recorder = Recorder(None, make_tiny_plan())
+    recorder.training_begins()
+    summary = recorder.summary()
+    assert summary.setup_seconds == pytest.approx(100, abs=50)
+    assert summary.wall_seconds == pytest.approx(1800, abs=50)
+    assert dict(accounting(summary))["other"] == pytest.approx(1700, abs=50)
 
 
 def test_another_plans_checkpoint_is_refused_though_there_is_a_previous_one(saved):

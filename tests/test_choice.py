@@ -127,7 +127,7 @@ def test_the_cost_objective_takes_the_least_cost():
     best = min(near, key=lambda one: one.cost.value)
     assert chosen(plan) == best
     cheapest = min(allowed(plan), key=lambda one: one.cost.value)
-    assert f"Passed over: {cheapest.global_batch_size} samples" in reason(plan, "global batch").why
+    assert f"Not taken: {cheapest.global_batch_size} samples" in reason(plan, "global batch").why
     assert plan.workers == 1  # every further worker only adds an exchange
     hours = best.train_seconds.value / 3600
     assert best.cost.value == pytest.approx(2.0 * plan.workers * hours)

@@ -190,6 +190,7 @@ OTHER_VALUES = Job(
 
 INSTEAD_OF_KINDS = "goal.prices"  # see test_prices
 INSTEAD_OF_RECALIBRATION = "batch_norm"  # see test_job_rules
+INSTEAD_OF_FACTORS = "batch_growth"  # see test_batch_growth
 
 
 def yaml_file(folder: Path, text: str) -> Path:
@@ -216,7 +217,7 @@ def as_override(value) -> str:
 
 def test_the_sample_changes_every_key():
     same = {key for key in job_keys(Job) if value_at(OTHER_VALUES, key) == value_at(Job(), key)}
-    assert same == {INSTEAD_OF_KINDS, INSTEAD_OF_RECALIBRATION}
+    assert same == {INSTEAD_OF_KINDS, INSTEAD_OF_RECALIBRATION, INSTEAD_OF_FACTORS}
 
 
 def test_what_was_asked_is_written_with_its_arguments():

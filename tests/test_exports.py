@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -595,6 +598,28 @@ def test_a_trainer_that_replays_no_graphs_is_said_to_take_longer() -> None:
     for name in ("lightning", "transformers", "accelerate", "timm"):
         assert "The plan's times are with CUDA graphs" in exported(replayed, name)
         assert "CUDA graphs" not in exported(make_plan(), name)
+
+
+def test_the_loop_for_accelerate_takes_all_epochs() -> None:
+    words = ast.get_docstring(ast.parse(exported(make_plan(), "accelerate"))) or ""
+    code = words.partition("import plan\n")[2].partition("Start it by")[0]
+    names = {name: MagicMock() for name in ("Accelerator", "set_seed", "data", "model", "loss")}
+    names["Accelerator"].return_value.prepare = lambda *given: given
+    plan = MagicMock(EPOCHS=3, ACCELERATOR={})
+    names |= {"plan": plan, "DataLoader": lambda *_, **__: 5 * [(0, 0)]}
+    exec(dedent(code), names)  # noqa: S102 - what a reader would copy
+    assert plan.optimizer.return_value.step.call_count == 3 * 5
+    assert plan.schedule.return_value.step.call_count == 3 * 5
+    names["set_seed"].assert_called_once_with(plan.SEED)
+
+
+def test_a_trainer_is_said_to_average_no_weights_and_not_to_end_at_the_target() -> None:
+    targeted = make_plan(job=make_job(goal={"accuracy": 0.9}), average_epochs=0.5)
+    for name in ("lightning", "transformers", "accelerate", "timm"):
+        text = exported(targeted, name)
+        assert "Training does not end at goal.accuracy=0.9, but after" in text
+        assert "evaluates an average of the weights, which is not computed here" in text
+        assert "does not" not in exported(make_plan(), name)
 
 
 def test_compiling_and_recomputing_are_passed_on_or_refused() -> None:

@@ -89,6 +89,13 @@ def test_a_class_may_be_called_as_a_part_is(root: Path, name: str) -> None:
     assert set(open_folder(root / "train", val=0.4).facts.classes) == {"cat", name}
 
 
+def test_a_class_called_train_is_asked_for_another_name(root: Path) -> None:
+    (root / "train" / "dog").rename(root / "train" / "train")
+    said = r"train/train holds 0 class folder.*; if train/ is itself a class, call its folder some"
+    with pytest.raises(DataError, match=said):
+        open_folder(root / "train", val=0.4)
+
+
 def test_two_parts_without_the_one_for_training_are_no_classes(root: Path) -> None:
     (root / "train").rename(root / "test")
     (root / "val").rename(root / "valid")
@@ -170,16 +177,28 @@ def test_many_classes_are_split_in_one_pass() -> None:
     assert files.passes == 1
 
 
-def test_hidden_files_and_files_that_are_no_images_are_left_out(root: Path) -> None:
+def test_hidden_files_and_files_that_are_no_images_are_left_out(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     draw(root / "train" / "cat" / "deep" / "4.png", grey=0)
     draw(root / "train" / "cat" / ".5.png", grey=0)
     draw(root / "train" / ".git" / "6.png", grey=0)
     draw(root / "train" / "__MACOSX" / "cat" / "._0.png", grey=0)
-    (root / "train" / "cat" / "notes.txt").write_text("hello")
+    for name in ("notes.txt", "a.heic", "b.HEIC", "c"):
+        (root / "train" / "cat" / name).write_text("hello")
     found = names(root, "train")
     assert not [name for name in found if "__MACOSX" in name]
     cats = [name for name in found if "cat" in name]
     assert cats == [f"train/cat/{name}.png" for name in ("0", "1", "2", "deep/4")]
+    open_folder(root)
+    said = f"4 file(s) of {root} are left out, as they do not end like images: 2 .heic, 1 without"
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("ending", ["jfif", "JPE"])
+def test_jpegs_may_end_as_browsers_name_them(root: Path, ending: str) -> None:
+    Image.new("L", (8, 8)).save(root / "train" / "cat" / f"0.{ending}", "JPEG")
+    assert f"train/cat/0.{ending}" in names(root, "train")
 
 
 def test_links_are_followed_inside_the_folder_only(

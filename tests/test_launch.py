@@ -47,6 +47,8 @@ def work():
     Path(folder, f"pid{rank}").write_text(str(os.getpid()))
     with Path(folder, f"starts{rank}").open("a") as starts:
         starts.write("x")
+    with Path(folder, f"times{rank}").open("a") as times:
+        times.write("{BATCHWRIGHT_STARTED} {BATCHWRIGHT_STARTED_AGAIN}\\n".format_map(os.environ))
     if what == "well":
         return
     if what == "killed once" and Path(folder, f"starts{rank}").read_text() != "x":
@@ -162,10 +164,13 @@ def test_a_module_that_is_not_there_is_told(work):
         work("well", module="no_such_module")
 
 
-def test_all_are_started_again_after_one_was_killed_and_it_is_said(work):
+def test_all_are_started_again_after_one_was_killed_and_it_is_said(work, tmp_path):
     told = []
     work("killed once", restarts=3, tell=told.append)
     assert told == ["worker 1 was killed by SIGKILL; all were started again (1 of 3)"]
+    times = [line.split() for line in (tmp_path / "times1").read_text().splitlines()]
+    (begun, first), (same, second) = (map(float, line) for line in times)
+    assert begun == same <= first < second
 
 
 def test_they_are_not_started_again_for_ever(work, capfd):

@@ -696,7 +696,7 @@ def test_more_workers_are_taken_for_time_that_they_are_known_to_save(saves, off,
     plan = make_plan(profile)
     assert plan.workers == taken
     told = reason(plan, "workers").why
-    passed = "Passed over: 4 workers, global batch 64 (1.0 % less time, 98.0 % more worker-hours"
+    passed = "Not taken: 4 workers, global batch 64 (1.0 % less time, 98.0 % more worker-hours"
     assert (passed in told) == (taken == 2)
     free = reason(make_plan(profile, profile.job.model_copy(update={"workers": 4})), "workers").why
     assert ("itself would choose 2 workers" in free) == (taken == 2)
@@ -720,7 +720,7 @@ def test_fewer_workers_are_not_taken_by_a_prediction_far_from_what_was_measured(
     )
     plan = make_plan(profile)
     assert plan.workers == 2
-    assert "Passed over: 64 samples (1." in reason(plan, "global batch").why
+    assert "Not taken: 64 samples (1." in reason(plan, "global batch").why
     assert not [one for one in plan.reasons if one.choice == "extrapolation"]
     goal = profile.job.goal.model_copy(update={"objective": "time"})
     other = make_plan(profile, profile.job.model_copy(update={"goal": goal}))

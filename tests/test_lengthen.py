@@ -51,6 +51,20 @@ def test_it_never_takes_more_than_the_job_allows(epochs: int, most: int, then: i
     assert longer.epochs == then
 
 
+def test_a_run_whose_batch_has_grown_gets_more_epochs_of_the_plan_as_it_was_made() -> None:
+    run = missed()
+    (planned,) = run.plan.stages
+    larger = planned.model_copy(update={"local_batch_sizes": (96, 96)})
+    made = run.plan.model_copy(update={"growth": (larger,)})
+    grown = made.as_trained({0: 96, 1: 96, 2: 192, 3: 192})
+    assert len(grown.stages) == 2
+    longer = lengthened(run.model_copy(update={"plan": grown}))
+    assert longer is not None
+    assert [(row.epochs, row.global_batch_size) for row in longer.stages] == [(6, 96)]
+    assert longer.growth == (larger,)
+    assert not why_not(longer, made, 4)
+
+
 def test_the_further_the_target_the_more_epochs() -> None:
     """By the learning curve with the slope that tasks have, four times as many at most."""
     for top1, epochs in ((0.55, 6), (0.45, 12), (0.3, 16), (0.05, 16)):

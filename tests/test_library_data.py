@@ -129,6 +129,19 @@ def test_each_sample_of_tar_files_counts_once(tmp_path: Path) -> None:
         assert data.facts.name == "birds"
 
 
+def test_images_that_were_decoded_for_auto_are_not_decoded_again_for_the_plan_s_side(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    data = f"wds:{shards(tmp_path / 'birds')}"
+    auto = open_(data)
+    for sides in ((auto.facts.side,), (4, auto.facts.side)):  # as a plan's job has them
+        planned = open_(data, resolutions=sides)
+        assert planned.facts == auto.facts
+    assert [one.suffix for one in (own_cache / "stores").iterdir()].count("") == 1
+    larger = stores(open_(data, resolutions=[16]))[0]
+    assert larger.shape == (16, 16)
+
+
 def test_a_share_or_named_tar_files_are_held_out(tmp_path: Path) -> None:
     folder = shards(tmp_path)
     train = f"wds:{folder}/train-{{000..001}}.tar"
@@ -541,6 +554,14 @@ def test_columns_and_splits_that_are_not_clear_are_named(tmp_path: Path) -> None
     assert "DatasetGenerationError: An error occurred while generating the dataset: " in refused(
         f"hf:{tmp_path}/text", data_args={"cache_dir": str(tmp_path / "hub")}
     )
+
+
+def test_labels_that_pandas_has_made_floats_are_told_from_missing_ones(tmp_path: Path) -> None:
+    rows = {"image": [picture(0)] * 4, "label": [0.0, 1.0, float("nan"), 1.0]}
+    library("datasets").Dataset.from_dict(rows).save_to_disk(str(tmp_path / "a"))
+    said = refused(f"hf:{tmp_path}/a", val=0.5)
+    assert "has no single column of words or whole numbers for label: name it" in said
+    assert said.endswith("it has image (binary), label (float64)")
 
 
 def test_splits_that_number_classes_otherwise_or_have_no_labels_are_refused(

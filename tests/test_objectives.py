@@ -188,7 +188,7 @@ def test_a_batch_far_beyond_those_that_were_timed_is_not_taken_for_a_percent(fix
     assert batch >= taken
     (reason,) = [one for one in plan.reasons if one.choice == "global batch"]
     told = [one.value for one in plan.reasons if one.choice == "extrapolation"]
-    assert ("Passed over: " in reason.why, bool(told)) == (taken == 32, taken == 512)
+    assert ("Not taken: " in reason.why, bool(told)) == (taken == 32, taken == 512)
 
 
 def test_a_batch_that_is_asked_for_is_told_what_accuracy_it_gives_up():

@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import os
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from batchwright.workflows.delivery.predict import (
     HEAD,
     _Batch,
     _computed,
+    _may_be_trained_on,
     _rows,
     _writer,
     predict,
@@ -104,6 +106,13 @@ def classified(place, *images, out: Path, overrides=(), **how):
     words = [*overrides, *NAMED]
     found = predict(place, [*map(str, images)], words, out=out, tell=said.append, **how)
     return found, table(out.read_text()), said
+
+
+def test_images_of_a_home_folder_are_known_as_those_of_the_training(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _may_be_trained_on(str(tmp_path / "photos" / "train"), "imagefolder:~/photos")
+    assert not _may_be_trained_on(str(tmp_path / "photos" / "val"), "imagefolder:~/photos")
+    assert not _may_be_trained_on(str(tmp_path / "others"), "imagefolder:~nobody-here/photos")
 
 
 @pytest.mark.slow
@@ -252,7 +261,10 @@ def test_bad_words_are_refused_in_a_line(images, run, model, command, tmp_path):
         ((run.run_folder, "data=digits"), "has none of the network's classes"),
         ((str(model),), "model holds a network and no images: name image files, folders, or data"),
         ((str(model), val, "--checkpoint", "last"), "leave --checkpoint out"),
-        ((run.run_folder, str(tmp_path / "links")), "holds no image (.bmp, .gif, .jpeg, .jpg, .pb"),
+        (
+            (run.run_folder, str(tmp_path / "links")),
+            "holds no image (.bmp, .gif, .jfif, .jpe, .jpeg",
+        ),
         ((run.run_folder, str(tmp_path / "links")), "(links that lead out of the data folder are"),
         ((str(tmp_path / "empty"), val), "holds no summary.json"),
     ):
@@ -312,6 +324,10 @@ def tones():
     return Tones(), Tones(), ("dark", "light")
 
 
+def namesakes():
+    return Tones(), Tones(), ("crane", "crane")
+
+
 @pytest.mark.slow
 def test_images_of_a_function_are_classified_and_files_are_not_guessed_at(images, model, tmp_path):
     data = f"{__name__}:tones"
@@ -327,6 +343,26 @@ def test_images_of_a_function_are_classified_and_files_are_not_guessed_at(images
     with pytest.raises(DataError, match="has none of the network's classes"):
         classified(model, overrides=words, out=tmp_path / "no.csv")
     assert not (tmp_path / "no.csv").exists()
+
+
+@pytest.mark.slow
+def test_classes_of_one_name_are_told_apart_by_their_numbers(tmp_path):
+    data = f"{__name__}:namesakes"
+    run = trained(tmp_path / "run", data)
+    words = [f"data={data}", "loaders=0"]
+    found, _, _ = classified(run.run_folder, overrides=words, out=tmp_path / "own.csv")
+    assert (found.correct, found.images) == (run.best_epoch.val_correct, 24)
+
+
+@pytest.mark.slow
+def test_names_of_held_out_files_that_are_no_text_are_shown_escaped(model, tmp_path):
+    for part in ("train", "val"):
+        for label, name in enumerate(CLASSES):
+            (tmp_path / part / name).mkdir(parents=True)
+            photograph(label, label).save(tmp_path / part / name / os.fsdecode(b"\xff,\n.png"))
+    spec = [f"data=imagefolder:{tmp_path}"]
+    _, rows, _ = classified(model, overrides=spec, out=tmp_path / "own.csv")
+    assert rows[0]["path"] == f"{tmp_path}/val/{sorted(CLASSES)[0]}/\\udcff,\n.png"
 
 
 class Gone:
@@ -349,7 +385,8 @@ def test_an_image_that_cannot_be_read_is_not_called_a_table_that_cannot_be_writt
 ):
     monkeypatch.setattr("batchwright.workflows.delivery.predict._names", lambda *_: ["a"])
     data = SimpleNamespace(facts=SimpleNamespace(classes=("a",)))
-    model, feed, out = SimpleNamespace(class_numbers={"a": 0}), Gone(), tmp_path / "table.csv"
+    model = SimpleNamespace(class_numbers={"a": 0}, classes=("a",))
+    feed, out = Gone(), tmp_path / "table.csv"
     said = r"^data=mine:images: an image cannot be read \(.*No such file or directory: 'a\.png'\)$"
     with pytest.raises(DataError, match=said), _writer(out):
         list(_computed(model, Job(data="mine:images"), data, feed))

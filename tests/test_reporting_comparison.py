@@ -10,6 +10,7 @@ from PIL import Image
 
 from batchwright.errors import FileError
 from batchwright.reporting.charts.chart import look
+from batchwright.reporting.charts.comparison import comparison_charts
 from batchwright.reporting.data.comparison import compared, comparison_rows, setting_rows
 from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.pages.page_comparison import comparison_page
@@ -92,6 +93,15 @@ def test_runs_that_have_not_ended_are_in_no_mean_and_are_named():
     assert setting_rows(told_too)[1:] == []
     assert "Not all epochs are trained of going" in comparison_page(told)
     assert "Not all epochs" not in comparison_page(compared([a_run("a", [1]), a_run("b", [2])]))
+
+
+def test_a_run_many_times_as_long_leaves_room_for_the_short_ones():
+    told = compared([a_run("short", [100, 200]), a_run("long", [100, 200], seconds=50.0)])
+    by_epoch, *others = (chart for chart, _ in comparison_charts(told))
+    assert not by_epoch.x.logarithmic
+    assert [chart.x.logarithmic for chart in others] == [True, True]
+    alike = compared([a_run("one", [100, 200]), a_run("two", [100, 200], seconds=2.0)])
+    assert not any(chart.x.logarithmic for chart, _ in comparison_charts(alike))
 
 
 def test_runs_are_told_apart_by_their_marks_too():

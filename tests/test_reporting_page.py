@@ -20,10 +20,11 @@ from batchwright.reporting.charts.chart import (
     Point,
     Series,
     batch_axis,
+    heights,
     linear_axis,
     log_axis,
 )
-from batchwright.reporting.charts.run import candidates_chart
+from batchwright.reporting.charts.run import candidates_chart, epochs_chart
 from batchwright.reporting.data.plan_words import stage_rows
 from batchwright.reporting.data.reading import accounting
 from batchwright.reporting.pages.page import page, write_page
@@ -397,6 +398,24 @@ def test_an_interval_far_wider_than_the_others_does_not_flatten_the_curve():
     chart, usual = candidates_chart(summary), candidates_chart(make_summary())
     assert chart.y.high <= usual.y.high
     assert all(high <= chart.y.high for band in chart.bands for _, _, high in band.edges)
+
+
+def test_slow_candidates_and_a_slow_epoch_flatten_nothing():
+    plan = make_plan()
+    first, *some = plan.considered
+    times = {end: 50 * value for end, value in first.epoch_seconds.model_dump().items()}
+    slow = first.model_copy(update={"epoch_seconds": Estimate(**times)})
+    summary = make_summary(plan=plan.model_copy(update={"considered": (slow, *some)}))
+    late = summary.epochs[1].model_copy(update={"training_seconds": 90.0})
+    summary = summary.model_copy(update={"epochs": (summary.epochs[0], late, *summary.epochs[2:])})
+    for chart in (candidates_chart(summary), epochs_chart(summary)):
+        usual = sorted(y for y in heights(chart.series) if y < 10)
+        assert chart.y.logarithmic
+        assert chart.y.share(usual[0]) > 0
+        assert chart.y.share(usual[-1]) > 0.1
+        ends = [end for band in chart.bands for _, low, high in band.edges for end in (low, high)]
+        assert chart.y.low <= min(ends)
+        assert max(ends) <= chart.y.high
 
 
 def test_names_cannot_act_in_a_chart():

@@ -23,6 +23,7 @@ from batchwright.records.text.plan_text import (
     rivals,
 )
 from batchwright.reporting.charts.memory import memory_chart
+from batchwright.reporting.charts.plan import batch_chart
 from batchwright.reporting.data.plan_curves import (
     MAX_CURVES,
     MeasuredPoint,
@@ -443,6 +444,23 @@ def test_names_cannot_act_on_the_terminal_that_shows_the_reasons():
     text = make_plan(data=make_data(name="\x1b[2Jdigits")).explain()
     assert "\\x1b[2Jdigits" in text
     assert "\x1b" not in text
+
+
+def test_a_cluster_many_times_as_slow_leaves_the_others_readable():
+    slow = tuple(
+        make_candidate(1, b, train_seconds=Estimate(value=1e4, low=9e3, high=2e4))
+        for b in LOCAL_BATCHES
+    )
+    plan = make_choice(
+        considered=(*slow, *(one for one in make_choice().considered if one.workers > 1))
+    )
+    chart = batch_chart(plan_curves(plan), "seconds")
+    assert chart.y.logarithmic
+    (ring,) = [one for one in chart.series if one.name == "chosen" and one.points]
+    assert chart.y.share(ring.points[0].y) > 0.05
+    assert all(
+        chart.y.low <= low <= high <= chart.y.high for b in chart.bands for _, low, high in b.edges
+    )
 
 
 def test_a_wide_interval_is_cut_off_at_the_top_and_takes_no_line_away():

@@ -33,7 +33,7 @@ from batchwright.reporting.render.svg import drawn, legend
 from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.reporting.render.tables import sweep_table
 from run_lines import typed
-from samples import shown
+from samples import make_job, shown
 from sweeps import make_cell, make_sweep
 from test_reporting_page import HOSTILE, Document
 
@@ -69,7 +69,26 @@ def test_a_best_setting_that_the_seeds_cannot_tell_from_the_next_is_told_with_it
         "clip_norm=1 warmup_epochs=0, 61.00 ± 0.58 % and 1 more"
     )
     single = make_sweep(seeds=1)  # whose errors nobody knows
-    assert best_setting(single) == "best: warmup_epochs=2 global_batch=256, 70.00 %"
+    assert best_setting(single) == (
+        "best: warmup_epochs=2 global_batch=256, 70.00 %; single runs do not tell what of that is "
+        "chance: give more --seeds"
+    )
+    alone = make_sweep({"warmup_epochs": [0.0]}, seeds=1)
+    assert best_setting(alone) == "best: warmup_epochs=0, 60.00 %"
+
+
+def test_of_runs_that_end_at_a_target_the_best_is_the_quickest():
+    ended = {at: {"training_seconds": 30.0 - 9 * (at % 3)} for at in range(9)}
+    job = make_job(workers=1, goal={"accuracy": 0.6})
+    grid = {"warmup_epochs": [0.0, 1.0, 2.0]}
+    short = {at: {"accuracy": 0.59} for at in (2, 5, 8)}  # the quickest, which came to less
+    assert best_setting(make_sweep(grid, replaced=ended, job=job)) == (
+        "quickest to goal.accuracy=0.6: warmup_epochs=2, 12.0 s ± 0 s of training"
+    )
+    missed = make_sweep(grid, replaced={at: ended[at] | short.get(at, {}) for at in ended}, job=job)
+    assert best_setting(missed).startswith("quickest to goal.accuracy=0.6: warmup_epochs=1, 21.0 s")
+    far = make_job(workers=1, goal={"accuracy": 0.9})
+    assert best_setting(make_sweep(grid, job=far)) == "best: warmup_epochs=2, 71.00 ± 0.58 %"
 
 
 def test_the_table_has_a_row_for_each_setting():
@@ -83,6 +102,28 @@ def test_a_narrow_terminal_leaves_keys_whole():
     text = shown(sweep_table(sweep))
     assert "dual.small_workers" in text
     assert "label_smoothing" in text
+
+
+def test_each_block_of_a_narrow_table_says_of_which_setting_a_row_is():
+    sweep = make_sweep({"learning_rate": [0.1], "global_batch": [64, 256], "warmup_epochs": [0, 1]})
+    text = shown(sweep_table(sweep), width=80)
+    assert "(continued)" in text
+    for key in ("learning_rate", "global_batch", "warmup_epochs"):
+        assert text.count(key) == 2
+
+
+def test_the_rate_that_was_used_is_in_the_table_where_it_is_another_than_asked():
+    halved = {at: {"learning_rate": 0.05 * (1 + at % 2)} for at in range(6)}
+    scaled = make_sweep({"learning_rate": [0.1, 0.2]}, replaced=halved)
+    assert setting_head(scaled)[:3] == ["learning_rate", "rate used", "runs"]
+    assert [row[:2] for row in setting_rows(scaled)] == [["0.1", "0.05"], ["0.2", "0.1"]]
+    by_batch = make_sweep({"global_batch": [64, 128]}, replaced=halved)
+    assert [row[1] for row in setting_rows(by_batch)] == ["0.05", "0.1"]
+    as_asked = make_sweep({"learning_rate": [0.05, 0.1]}, replaced=halved)
+    failed = {1: {"learning_rate": None, "state": "failed"}}
+    for plain in (as_asked, make_sweep(), make_sweep({"learning_rate": [0.1]}, 2, failed)):
+        assert "rate used" not in setting_head(plain)
+        assert len(setting_rows(plain)[0]) == len(setting_head(plain))
 
 
 def test_simulated_time_is_named_so():
@@ -163,6 +204,22 @@ def test_single_points_have_their_standard_errors_on_the_page():
     chart = against_chart(sweep := make_sweep({"scaling": ["none", "sqrt"]}), sweep.keys[0])
     assert drawn(chart).count('class="line thin') == 2
     assert [name for name, _ in legend(chart)] == ["all runs"]
+
+
+def test_a_band_goes_on_where_all_seeds_came_to_the_same():
+    same = {at: {"accuracy": 0.5} for at in (2, 5, 8)}
+    sweep = make_sweep({"learning_rate": [0.1, 0.2, 5.0]}, replaced=same)
+    (band,) = against_chart(sweep, sweep.keys[0]).bands
+    assert [at for at, _, _ in band.edges] == [0.1, 0.2, 5.0]
+    assert band.edges[-1][1:] == pytest.approx((50.0, 50.0))
+
+
+def test_values_that_lie_close_together_do_not_overlap_on_their_axis():
+    sweep = make_sweep({"learning_rate": [0.1, 0.11, 0.3, 1e20]})
+    ticks = [words for _, words in against_chart(sweep, sweep.keys[0]).x.ticks]
+    assert ticks == ["0.11", "1e+20"]
+    even = make_sweep({"learning_rate": [0.05, 0.1, 0.2]})
+    assert len(against_chart(even, even.keys[0]).x.ticks) == 3
 
 
 def test_the_page_says_what_has_no_room():

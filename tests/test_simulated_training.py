@@ -86,18 +86,29 @@ SCALED = AgsRule(mode="norm", base_batch=2, least=1.0, most=None, lookback=20)
 UNEVEN = {"shares": (40, 30, 20), "factors": (1.0, 0.75, 0.5)}
 
 
+def growing(plan, larger):
+    """The plan with a row for larger local batches, in reach as soon as there is more noise."""
+    row = plan.stages[0].model_copy(update={"local_batch_sizes": larger, "learning_rate": 0.11})
+    return plan.model_copy(update={"growth": (row,)})
+
+
 def plan_of(kind, **changes):
     """A plan of three workers, the last one at half the speed; its gradients may be scaled."""
     if kind.endswith("scaled"):
         plan = plan_of(kind.removesuffix(" scaled"), micro=3, **changes)
         return plan.model_copy(update={"ags": SCALED})
     virtual = {"speeds": (1.0, 1.0, 0.5)}
+    if kind == "growing":
+        return growing(plan_of("plain", **{"epochs": 4} | changes), (10, 10, 10))
     if kind in SERVERS:
         return make_virtual_plan((8, 8, 4), virtual=virtual, **SERVERS[kind], **UNEVEN, **changes)
     return make_virtual_plan((8, 8, 8), method=kind, virtual=virtual, rebalance_steps=2, **changes)
 
 
-KINDS = ("plain", "dynamic-batch", "asp", "bsp", "ssp", "dynamic-batch scaled", "asp scaled")
+KINDS = (
+    *("plain", "growing", "dynamic-batch", "asp", "bsp", "ssp"),
+    *("dynamic-batch scaled", "asp scaled"),
+)
 
 
 # -------------------------------------------------------------------------- as real workers would
@@ -130,11 +141,12 @@ def train_served(rank, plan, address):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("grows", [False, True])
 def test_two_workers_that_sum_their_gradients_learn_what_two_processes_do_bit_for_bit(
-    tmp_path, crew, one_thread
+    tmp_path, crew, one_thread, grows
 ):
-    plan = make_virtual_plan((10, 6), micro=4, clip_norm=0.5)
-    plan = plan.model_copy(update={"ags": SCALED})
+    plan = make_virtual_plan((10, 6), micro=4, clip_norm=0.5, epochs=4)
+    plan = growing(plan, (12, 8)) if grows else plan.model_copy(update={"ags": SCALED})
     crew.together(train_for_real, plan, tmp_path / "real", workers=2)
     real, kept = result_in(tmp_path / "real")
     summary, weights = train(plan, tmp_path / "virtual")
@@ -142,8 +154,10 @@ def test_two_workers_that_sum_their_gradients_learn_what_two_processes_do_bit_fo
     for one, two in zip(summary.epochs, real.epochs, strict=True):
         assert one.train_loss == pytest.approx(two.train_loss, rel=1e-6)  # summed in float32 there
         assert one.noise_scale == pytest.approx(two.noise_scale, rel=1e-6)
+        assert one.global_batch_size == two.global_batch_size
         assert one.gradient_factors == two.gradient_factors
         assert (one.val_correct, one.learning_rate) == (two.val_correct, two.learning_rate)
+    assert len({one.global_batch_size for one in summary.epochs}) == 1 + grows
 
 
 @pytest.mark.slow
@@ -352,7 +366,7 @@ def test_the_same_job_gives_the_same_weights_and_records(tmp_path, kind, whole_r
     assert one.simulated
 
 
-@pytest.mark.parametrize("kind", ["plain", *SERVERS, "plain scaled", "asp scaled"])
+@pytest.mark.parametrize("kind", ["plain", "growing", *SERVERS, "plain scaled", "asp scaled"])
 @pytest.mark.parametrize("part", [0.3, 0.7])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, part, whole_run):
     whole, weights = whole_run(kind)

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from batchwright.errors import DataError, JobError
 from batchwright.records import Job
+from batchwright.training.batches.feeding import DatasetFeed
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.sources import ImageData, open_data
 
@@ -99,11 +100,11 @@ def provide(monkeypatch: pytest.MonkeyPatch, returned: Any) -> Job:
 
 
 def test_a_users_data_sets_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    train, val = dataset(3), dataset(2)
+    train, val = dataset(3), dataset(2, shape=(3, 9, 9))
     job = provide(monkeypatch, (train, val, ["a", "b"]))
     data = open_data(job)
-    assert data.train is train
-    assert data.val is val
+    for own, given in ((data.train, train), (data.val, val)):
+        assert all(torch.equal(own[i][0], given[i][0]) and own[i][1] == 1 for i in range(2))
     assert (data.facts.train_samples, data.facts.val_samples) == (3, 2)
     assert data.facts.classes == ("a", "b")
     assert data.facts.side == 6
@@ -114,6 +115,17 @@ def test_a_users_data_sets_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch)
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(())
+
+
+PIXELS = torch.zeros(3, 6, 8)
+
+
+class Unfinished:
+    def __len__(self) -> int:
+        raise TypeError("not yet")
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize(
@@ -127,8 +139,11 @@ class Endless(IterableDataset[Any]):
         ((dataset(), dataset(), 7), "names of two or more classes"),
         ((dataset(label=2), dataset(), ["a", "b"]), "label 2 is outside the 2 class names"),
         ((dataset(shape=(6, 8)), dataset(), ["a", "b"]), "a torch.float32 tensor (6, 8)"),
-        (([("text", 0)], dataset(), ["a", "b"]), "the first image is a str"),
-        (([1], dataset(), ["a", "b"]), "the first training item is not"),
+        (([("text", 0)], dataset(), ["a", "b"]), "its image is a str"),
+        (([1], dataset(), ["a", "b"]), "training item 0 is not"),
+        (({1: 2}, dataset(), ["a", "b"]), "training item 0 fails (KeyError: 0)"),
+        (([(PIXELS, 0.0)], dataset(), ["a", "b"]), "whole-number label): TypeError: 'float'"),
+        ((Unfinished(), dataset(), ["a", "b"]), "(Unfinished) have no length (TypeError: not yet)"),
     ],
 )
 def test_a_users_data_set_that_cannot_be_used_is_refused(
@@ -139,6 +154,50 @@ def test_a_users_data_set_that_cannot_be_used_is_refused(
         open_data(job)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+GOOD = (PIXELS, 1)
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+@pytest.mark.parametrize(
+    ("part", "items", "message"),
+    [
+        ("train", [GOOD, (PIXELS, 2)], "training item 1: label 2 is outside the 2 class names"),
+        ("train", [GOOD, (PIXELS, -100)], "training item 1: label -100 is outside the 2 class"),
+        (
+            "train",
+            [GOOD, (PIXELS[:, 1:], 1)],
+            "(3, 5, 8), where the first training image asks for (3, 6, 8)",
+        ),
+        ("train", [GOOD, (None, 1)], "its image is a NoneType"),
+        ("val", [GOOD, (PIXELS, 2)], "held-out item 1: label 2 is outside the 2 class names"),
+        ("val", [GOOD, (PIXELS[:1], 1)], "image asks for (3, any, any): give all"),
+    ],
+)
+def test_an_item_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, part: str, items: Any, message: str, loaders: int
+) -> None:
+    parts = {"train": [GOOD], "val": [GOOD], part: items}
+    data = open_data(provide(monkeypatch, (*parts.values(), ["a", "b"])))
+    feed = DatasetFeed(getattr(data, part), device=torch.device("cpu"), seed=0, loaders=loaders)
+    with pytest.raises(DataError) as caught:
+        list(feed.training([torch.arange(2)], epoch=0, resolution=6))
+    feed.close()
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("data=some_users_data:load: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
+@pytest.mark.parametrize("label", [True, np.int32(1), torch.tensor([1], dtype=torch.int16)])
+def test_images_of_any_float_and_labels_of_any_whole_number_can_be_trained_on(
+    monkeypatch: pytest.MonkeyPatch, kind: torch.dtype, label: Any
+) -> None:
+    items = [(PIXELS.to(kind), label)] * 2
+    data = open_data(provide(monkeypatch, (items, items, ["a", "b"])))
+    images, labels = default_collate([data.train[0], data.train[1]])
+    assert (images.dtype, labels.dtype, labels.tolist()) == (torch.float32, torch.int64, [1, 1])
 
 
 def test_a_function_that_fails_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import torch
 
 from batchwright.errors import DataError, FileError
 from batchwright.records import DataFacts
+from batchwright.storage.locks import lock_file
 from batchwright.workload.data import store_writer
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.store import cache_folder, open_store
+from batchwright.workload.data.store import cache_folder, free_bytes, open_store
 from batchwright.workload.data.store_writer import StoreWriter
 from samples import make_data
 
@@ -183,6 +184,16 @@ def test_what_a_killed_process_left_behind_is_no_store(cache: Path) -> None:
     folder.rename(folder.with_suffix(".part"))
     open_store(RECIPE, build_uniform)
     assert only_store(cache) == folder
+
+
+def test_what_killed_processes_left_behind_does_not_fill_the_disk(cache: Path) -> None:
+    for folder in ("stores", "fetched"):
+        (cache / folder / "dead.part").mkdir(parents=True)
+        (cache / folder / "at_work.part").mkdir()
+    path = cache / "stores" / "at_work.lock"
+    with lock_file(path, seconds=0, waiting=lambda _: None):
+        assert free_bytes() > 0
+    assert [one.name for one in sorted(cache.glob("*/*.part"))] == ["at_work.part"]
 
 
 @pytest.mark.parametrize("failure", [DataError("bad image"), KeyboardInterrupt()])

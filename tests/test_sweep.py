@@ -187,7 +187,8 @@ def test_the_number_format_is_compared_once_at_the_largest_of_the_given_batches(
 
     monkeypatch.setattr("batchwright.workload.host.computes_in_bfloat16", lambda device: True)
     monkeypatch.setattr("batchwright.probing.probe.compare_formats", compared)
-    keys, found = cells(Job(device="cpu"), global_batch="32,128", scaling="sqrt,linear")
+    grid = {"global_batch": "32,128", "scaling": "sqrt,linear", "momentum": "0.5,0.9"}
+    keys, found = cells(Job(device="cpu"), **grid)
     planner = Planner(keys)
     planner.prepare(found)
     assert not planner.plans
@@ -195,6 +196,7 @@ def test_the_number_format_is_compared_once_at_the_largest_of_the_given_batches(
     assert asked == [(128, 1)]
     assert {plan.precision for plan in planner.plans.values()} == {"bfloat16"}
     assert set(planner.plans) == {cell.name for cell in found}
+    keys, found = cells(Job(device="cpu"), **grid | {"global_batch": "32,128,512"})
     again = Planner(keys)
     again.prepare(found)
     again.measure(found, place)
@@ -424,16 +426,20 @@ def test_a_sweep_leaves_record_table_figures_and_page(place, instantly):
     assert (plan.job.seed, plan.learning_rate.base) == (1, 0.05)
 
 
-def test_what_may_not_be_meant_is_said_once_for_each_setting(place, instantly, capsys):
+def test_what_may_not_be_meant_is_said_once_whatever_the_numbers(place, instantly, capsys):
     job = Job(**SHORT, optimizer="sgd", learning_rate=0.1)
     bw.sweep(job, {"base_batch": [128, 1024]}, seeds=2, out="a")
     doubts = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(doubts) == 1
     assert doubts[0].startswith("warning: base_batch=1024: global_batch=512 is below base_batch")
+    assert "the same in" not in doubts[0]
     bw.sweep(job, {"global_batch": [64, 512]}, seeds=1, out="b")
     doubts = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(doubts) == 1
     assert doubts[0].startswith("warning: global_batch=64 is below base_batch=128")  # once
+    bw.sweep(job, {"learning_rate": [0.1, 1e-3], "global_batch": [32, 64]}, seeds=2, out="c")
+    (doubt,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert doubt.endswith("was found with; the same in 3 other settings")
 
 
 def test_settings_that_take_different_optimizers_are_said_not_to_compare(place, instantly, capsys):
@@ -444,6 +450,17 @@ def test_settings_that_take_different_optimizers_are_said_not_to_compare(place, 
     assert "give optimizer=sgd to compare the rest alone" in said
     bw.sweep(job, {"scaling": ["sqrt", "linear"], "optimizer": ["sgd"]}, seeds=1, out="b")
     assert "optimizer=auto" not in capsys.readouterr().err
+
+
+def test_settings_in_different_number_formats_are_said_not_to_compare(capsys):
+    keys, found = cells(make_job(workers=1), momentum="0.5,0.9")
+    formats = ("float32", "bfloat16", "float32", "bfloat16")
+    made = {one.name: make_plan(precision=p) for one, p in zip(found, formats, strict=True)}
+    verb._warn_of_settings([one.key for one in keys], found, made)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: precision=auto takes bfloat16 and float32, by setting")
+    verb._warn_of_settings(["precision"], found, made)
+    assert not capsys.readouterr().err
 
 
 def test_plans_learn_from_the_finished_runs_of_a_sweep(place, instantly):

@@ -19,6 +19,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.training import loop
+from batchwright.workflows.prepare_job import check_training
 from batchwright.workload import starting_weights, task
 from batchwright.workload.data.sources import open_data
 from samples import make_job, make_network
@@ -369,6 +370,24 @@ def test_training_starts_from_the_jobs_weights(tmp_path, monkeypatch, resume):
     with pytest.raises(KeyboardInterrupt):
         loop.train(plan, run_folder=tmp_path / "run", resume=resume)
     assert same(found[0], build("vgg8", seed=1))
+
+
+def test_a_run_with_a_checkpoint_goes_on_without_the_file_of_its_first_weights(
+    tmp_path, monkeypatch, capsys
+):
+    job = make_job(data="digits", network="vgg8", resolutions=(8,), weights=str(tmp_path / "gone"))
+    plan = plan_without_profile(job, open_data(job).facts, make_network(name="vgg8"))
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(FileError, match="gone: cannot be read"):
+        check_training(plan, resumed=tmp_path)
+    (tmp_path / "checkpoints" / "previous.pt").touch()
+    check_training(plan, resumed=tmp_path)
+    assert not capsys.readouterr().err
+    with pytest.raises(FileError, match="gone: cannot be read"):
+        loop.train(plan, run_folder=tmp_path, resume=False)
+    monkeypatch.setattr(loop, "Session", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(plan, run_folder=tmp_path, resume=True)
 
 
 def test_a_classifier_of_other_classes_stays_fresh_and_is_reported(tmp_path):

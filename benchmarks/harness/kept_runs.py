@@ -103,7 +103,7 @@ class Run:
     Attributes:
         accuracy: Held-out accuracy after the last epoch, in percent.
         seconds: Seconds of training; simulated ones in a virtual cluster.
-        batches: Local batches of the plan's last stage.
+        batches: Local batches of the last stage.
         diverged: Whether training gave up because gradients stayed infinite; the accuracy is then
             that of guessing.
         noise_scale: Last measured gradient noise scale, in samples; ``None``: never measured.
@@ -223,6 +223,7 @@ class KeptRuns:
         batches = one.plan.stages[-1].local_batch_sizes
         if not code:
             summary = read_record(self._run(one) / "summary.json", RunSummary)
+            batches = summary.plan.stages[-1].local_batch_sizes  # they may have grown
             epochs = summary.epochs
             scales = [epoch.noise_scale for epoch in epochs if epoch.noise_scale]
             curve = tuple(100 * epoch.top1 for epoch in epochs if epoch.top1 is not None)

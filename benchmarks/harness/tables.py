@@ -47,7 +47,7 @@ ORDER = (
     *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
     *("uneven", "shares", "shared_cores", "adapters", "simulate", "hosts", "engines"),
     *("hybrid", "hybrid_virtual", "dual_batch", "dual_accuracy", "dual_uneven", "update_factors"),
-    *("cyclic", "data_path", "feeding", "large_batch", "gradient_scaling_long"),
+    *("cyclic", "data_path", "feeding", "batch_growth", "large_batch", "gradient_scaling_long"),
     *("warmup", "warmup_long", "scaling_long"),
     *("gradient_overhead", "step_overhead", "first_contact", "service"),
 )
@@ -475,6 +475,7 @@ CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             for batch in (64, 256)
             for steps in (64, 256, 1024)
         },
+        "batch_growth": {},
         "large_batch": {
             "muon_over_plain_points": "Muon: accuracy less SGD, both with the large batch",
             "picked_gap_closed": "gap of SGD with the large batch to SGD with small ones that the "

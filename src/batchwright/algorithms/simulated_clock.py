@@ -44,7 +44,7 @@ class StepTime(NamedTuple):
 
 
 def step_times(plan: Plan) -> tuple[StepTime, ...]:
-    """Seconds of a step in each row of the plan.
+    """Seconds of a step in each row of the plan, then in each of its growth rows.
 
     Times that the job states for its virtual workers come first. A single time per sample is that
     at the highest resolution; it is scaled to others in proportion to the rows' own times, or else
@@ -54,13 +54,14 @@ def step_times(plan: Plan) -> tuple[StepTime, ...]:
     Raises:
         PlanError: Some time follows from none of these.
     """
-    virtual, rows = plan.job.virtual, [_of_row(plan, stage) for stage in plan.stages]
-    sides = sorted({stage.resolution for stage in plan.stages})
+    virtual, stages = plan.job.virtual, (*plan.stages, *plan.growth)
+    rows = [_of_row(plan, stage) for stage in stages]
+    sides = sorted({stage.resolution for stage in stages})
     if plan.job.resolutions != "auto":
         sides = list(plan.job.resolutions)
-    top = max(range(len(rows)), key=lambda index: plan.stages[index].resolution)
+    top = max(range(len(rows)), key=lambda index: stages[index].resolution)
     found = []
-    for stage, row in zip(plan.stages, rows, strict=True):
+    for stage, row in zip(stages, rows, strict=True):
         sample, step = row or (None, None)
         per_sample, exact = virtual.stated("sample_seconds", stage.resolution, sides)
         fixed, _ = virtual.stated("step_seconds", stage.resolution, sides)

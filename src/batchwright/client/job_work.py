@@ -287,7 +287,8 @@ class JobWork:
             self._note_run()
             return
         words = ["--out", str(self._run), "--report-to", self._service.url]
-        if self._follow_advice and plan.server is None and not plan.job.launcher.simulated:
+        keeps = plan.server is not None or plan.job.launcher.simulated or bool(plan.growth)
+        if self._follow_advice and not keeps:
             words.append("--follow-advice")
         if (self._run / "plan.json").exists():
             words = ["train", "--resume", *words]

@@ -20,7 +20,7 @@ from batchwright.distributed.exit_reports import (
     raise_failure,
     reports_in,
 )
-from batchwright.distributed.processes import LAUNCH, STARTED, STORE_SOCKET
+from batchwright.distributed.processes import LAUNCH, STARTED, STARTED_AGAIN, STORE_SOCKET
 from batchwright.distributed.supervisor import GRACE_SECONDS, Supervisor
 from batchwright.distributed.worker_processes import Children
 from batchwright.errors import JobError
@@ -102,7 +102,11 @@ class AllTogether(Supervisor):
         lock = self._lock
         held, files = ({}, []) if lock is None else (lock.environment, [lock.descriptor])
         with _listener(self._port) as listener:
-            environment = {"MASTER_ADDR": _ADDRESS, "MASTER_PORT": str(listener.getsockname()[1])}
+            environment = {
+                "MASTER_ADDR": _ADDRESS,
+                "MASTER_PORT": str(listener.getsockname()[1]),
+                STARTED_AGAIN: str(time.time()),
+            }
             first = environment | {STORE_SOCKET: str(listener.fileno())} | held
             self._children.start(0, first, files=[listener.fileno(), *files])
             for rank in range(1, self._workers):

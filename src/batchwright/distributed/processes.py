@@ -41,6 +41,7 @@ STORE_SOCKET = "BATCHWRIGHT_STORE_SOCKET"  # descriptor at which worker 0 holds 
 VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # of a sweep or a job's agent, for verbs that it runs
 ENGINE_PARENT = "BATCHWRIGHT_ENGINE_PARENT"  # of an engine's worker, for the command beside it
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
+STARTED_AGAIN = "BATCHWRIGHT_STARTED_AGAIN"  # when it last started all workers
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals that ask a run for a checkpoint and an orderly end; SIGHUP is of a closed terminal."""
 SHORT_SPIN = "3000"  # turns that a waiting OpenMP thread spins before it sleeps
@@ -108,9 +109,13 @@ def refuse_unguarded_script() -> None:
         raise SystemExit(1)
 
 
-def seconds_since_launch() -> float:
-    """Seconds since the launcher started the processes; 0 without a launcher."""
-    return max(0.0, time.time() - float(os.environ.get(STARTED, "inf")))
+def seconds_since_launch(*, last: bool = False) -> float:
+    """Seconds since the launcher first started the workers; 0 without a launcher.
+
+    With ``last`` since it last did so, after one of them was lost.
+    """
+    first = os.environ.get(STARTED, "inf")
+    return max(0.0, time.time() - float(os.environ.get(STARTED_AGAIN, first) if last else first))
 
 
 def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:

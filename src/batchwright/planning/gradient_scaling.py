@@ -18,6 +18,9 @@ from batchwright.records.registries.optimizers import OPTIMIZERS
 
 WANTED_PARTS = 4
 """Smallest number of parts of a step with which noise can be told from signal well."""
+GROWTH_PARTS = 2
+"""Smallest number of parts where noise only decides about the batch at the end of an epoch: a mean
+over many steps needs no more, and each further pass costs time."""
 NORMALIZED = 8
 """Fewest samples of a part with which batch normalization costs little accuracy: Wu and He 2018,
 arXiv 1803.08494, measured 1.2 points more error with 8 than with 32, 3.7 with 4 and 11.1 with 2."""
@@ -30,6 +33,14 @@ class StepSplit:
     parts: int  # parts of a step, over all its workers
     base_batch: int  # steps of at most so many samples are not cut: their factors are 1
     alone: bool  # whether each worker steps by itself, as under a parameter server
+    key: str  # the job key that noise is measured for, with its value
+    # Smallest number of parts that tells noise from signal well enough.
+    enough: int = WANTED_PARTS
+
+    @property
+    def asked(self) -> str:
+        """How many parts are asked for, in words."""
+        return f"{self.parts}" if self.enough < WANTED_PARTS else f"ags.parts={self.parts}"
 
     def passes(self, workers: int, local: int | None = None) -> int:
         """Fewest micro-batches of each worker.
@@ -65,9 +76,13 @@ class StepSplit:
 
 def step_split_of(job: Job) -> StepSplit | None:
     """How a job's steps are to be cut; `None` where the job does not use gradient noise."""
-    if job.ags.factors == "off" and job.rate_scaling != "gain":
+    factors, alone = job.ags.factors != "off", job.method_spec.served
+    if factors or job.rate_scaling == "gain":
+        key = f"ags.mode={job.ags.mode}" if factors else "scaling=gain"
+        return StepSplit(job.ags.parts, job.base_batch, alone, key)
+    if job.batch_growth == "off" or not job.method_spec.takes("batch_growth"):
         return None
-    return StepSplit(job.ags.parts, job.base_batch, job.method_spec.served)
+    return StepSplit(GROWTH_PARTS, 0, alone, f"batch_growth={job.batch_growth}", GROWTH_PARTS)
 
 
 def small_parts(local: int, passes: int, least: int) -> int:
@@ -161,7 +176,7 @@ def check_step(job: Job, local: Sequence[int], micro_batch: int, least: int) -> 
         return
     if _parts(local, micro_batch, least) < 2:
         raise PlanError(
-            f"{_key(job)} tells noise from signal by at least 2 parts of a step, and a batch of "
+            f"{split.key} tells noise from signal by at least 2 parts of a step, and a batch of "
             f"{sum(local)} is one part of at least {least}: give a larger global_batch"
         )
 
@@ -214,13 +229,11 @@ def reasons(
         found.append(_scaling(job, rule, batch, rate, followed=followed, by_runs=by_runs))
     if larger:
         parts = _parts(sizes, stage.micro_batch_size, least)
-        wanted = job.ags.parts
-        how_many = f", of which there are to be at least ags.parts={wanted}"
-        if parts < wanted:
-            how_many = (
-                f": ags.parts={wanted} of at least {least} samples do not come out of {batch}"
-            )
-        few = f"; fewer than {WANTED_PARTS} tell little" if parts < WANTED_PARTS else ""
+        asked = split.asked
+        how_many = f", of which there are to be at least {asked}"
+        if parts < split.parts:
+            how_many = f": {asked} of at least {least} samples do not come out of {batch}"
+        few = f"; fewer than {split.enough} tell little" if parts < split.enough else ""
         why = (
             "Noise is told from signal by the gradients of a step's parts, workers times "
             f"micro-batches{how_many}{few}."
@@ -258,7 +271,6 @@ def doubts(plan: Plan, least: int) -> tuple[str, ...]:
     split = step_split_of(plan.job)
     if split is None:
         return ()
-    key, asked = _key(plan.job), plan.job.ags.parts
     found: dict[str, None] = {}
     for stage in plan.stages:
         for sizes in _steps(split, stage):
@@ -266,17 +278,17 @@ def doubts(plan: Plan, least: int) -> tuple[str, ...]:
             if batch <= split.base_batch:
                 continue
             parts = _parts(sizes, stage.micro_batch_size, least)
-            cut = f"{key} with ags.parts={asked} has {parts} parts of up to {most} samples in steps"
-            if parts < WANTED_PARTS:
-                how = "ags.parts=4" if asked < WANTED_PARTS else "a larger global_batch"
+            cut = f"{split.key} with {split.asked} has {parts} parts of up to {most} samples"
+            cut += f" in steps of {batch}"
+            if parts < split.enough:
+                how = "ags.parts=4" if split.parts < WANTED_PARTS else "a larger global_batch"
                 found[
-                    f"{cut} of {batch}, and fewer than {WANTED_PARTS} tell noise from signal "
-                    f"badly: give {how}"
+                    f"{cut}, and fewer than {WANTED_PARTS} tell noise from signal badly: give {how}"
                 ] = None
             elif most < min(NORMALIZED, max(sizes)) and plan.network.batch_norm:
-                how = "fewer ags.parts" if asked > WANTED_PARTS else "a larger global_batch"
+                how = "fewer ags.parts" if split.parts > WANTED_PARTS else "a larger global_batch"
                 found[
-                    f"{cut} of {batch}, and batch normalization goes by each part: below "
+                    f"{cut}, and batch normalization goes by each part: below "
                     f"{NORMALIZED} samples it costs accuracy; give {how}"
                 ] = None
     return (*_doubts_of_rate(plan, split), *found)
@@ -337,11 +349,6 @@ def _doubts_of_rate(plan: Plan, split: StepSplit) -> tuple[str, ...]:
         f"{batch} samples gives {batch / rate.base_batch:.3g} times: scaling=none or a smaller "
         "ags.most keeps it below",
     )
-
-
-def _key(job: Job) -> str:
-    """The key of the job that asks for factors, with its value."""
-    return f"ags.mode={job.ags.mode}" if job.ags.factors != "off" else "scaling=gain"
 
 
 def _of_noise(rule: AgsRule, batch: int) -> float:

@@ -86,6 +86,7 @@ from batchwright.planning.measurements import (
     threads_of,
 )
 from batchwright.planning.merging import merge_profiles
+from batchwright.planning.methods.batch_growth import growth_reasons, growth_rows
 from batchwright.planning.methods.layout import (
     Layout,
     laid_out,
@@ -206,6 +207,7 @@ def make_plan(
     check_job(settled)
     times = Measured(settled, table, choice, chosen, progress)
     by_epoch: tuple[Estimate | None, ...] = ()
+    growth: tuple[Stage, ...] = ()
     apart = len(kinds) > 1 and not may_mix(kinds, job)
     threads = None if job.launcher.simulated else _threads(row.cluster)
     workers = workers_reason(job, choice, threads, named=named, apart=apart)
@@ -223,6 +225,7 @@ def make_plan(
         open_scaling = asked.scaling == "auto"
         rule, rates = rate_of(settled, batch, data, network, update, learnt, by_runs=open_scaling)
         layout = Layout(laid_out(settled, rule, [times.only_level()]), rule)
+        growth = growth_rows(times, layout.stages[0])
         by_epoch = progress.by_epoch(
             batch, scheduled, rule, averaged=averaged_epochs(job) is not None
         )
@@ -244,6 +247,7 @@ def make_plan(
             *(losses.reasons(chosen.train_seconds) if chosen.train_seconds else ()),
             *why_update,
             *rates,
+            *growth_reasons(job, growth, update),
             *progress_reasons(progress, batch, in_training),
             *schedule_reasons(row.epochs, scheduled),
             *link_reason(settled),
@@ -261,6 +265,7 @@ def make_plan(
         ),
         update,
         ags_by_runs=asked.ags.mode == "auto",
+        growth=growth,
         considered=considered,
         max_epochs=asked.epochs if scheduled < asked.epochs else None,
         target_epochs=row.epochs if row.epochs < scheduled else None,
@@ -313,15 +318,17 @@ def plan_without_profile(job: Job, data: DataFacts, network: NetworkFacts) -> Pl
     update = chosen_optimizer(job, batch, compared)
     rule, rates = rate_of(job, batch, data, network, update)
     layout = Layout(laid_out(job, rule, [times.only_level()]), rule)
+    growth = growth_rows(times, layout.stages[0])
     explained = (
         *times.batch_reasons(layout.stages[0])[0],
         resolution_reason(max(sides(job)), data),
         *method_reason(job),
         *why_update,
         *rates,
+        *growth_reasons(job, growth, update),
         *link_reason(job),
     )
-    return _assembled(times, layout, explained, update)
+    return _assembled(times, layout, explained, update, growth=growth)
 
 
 def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) -> Plan:

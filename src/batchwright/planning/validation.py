@@ -18,9 +18,9 @@ from batchwright.records.text.formatting import counted
 
 PLANNING_KEYS = frozenset(
     (
-        *("ags", "average_weights", "base_batch", "checkpoint_seconds", "checkpoint_steps"),
-        *("checkpoint_epochs", "clip_norm", "cycle", "decay", "dual", "epochs", "evaluate_epochs"),
-        *("global_batch", "goal"),
+        *("ags", "average_weights", "base_batch", "batch_growth", "checkpoint_seconds"),
+        *("checkpoint_steps", "checkpoint_epochs", "clip_norm", "cycle", "decay", "dual"),
+        *("epochs", "evaluate_epochs", "global_batch", "goal"),
         *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
         *("micro_batch", "most_local_batch", "port", "rebalance", "rebalance_steps"),
         *("resolutions", "restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),

@@ -342,6 +342,19 @@ def _bounds(job: JobFields) -> Iterator[str]:
         yield f"least_local_batch={least} is more than most_local_batch={most}: give a smaller one"
 
 
+def _batch_growth(job: JobFields) -> Iterator[str]:
+    """Keys that follow gradient noise, too: they make up for a batch that this one would change."""
+    if job.batch_growth == "off":
+        return
+    others = {"ags.mode": job.ags.factors != "off", "scaling": job.rate_scaling == "gain"}
+    for key, follows in others.items():
+        if follows:
+            yield (
+                f"batch_growth={job.batch_growth} with {key}={attrgetter(key)(job)}: both follow "
+                "the gradient noise; leave one of them out"
+            )
+
+
 def _open_method(job: JobFields) -> Iterator[str]:
     """Keys of particular methods where the plan chooses the method."""
     if job.method != "auto":
@@ -363,6 +376,6 @@ def as_written(value: object) -> str:
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
     *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _random_changes),
-    *(_normalize, _passes, _average_weights, _bounds, _body_rate),
+    *(_normalize, _passes, _average_weights, _bounds, _body_rate, _batch_growth),
     *(lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

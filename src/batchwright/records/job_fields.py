@@ -322,6 +322,13 @@ class JobFields(Keys):
     global_batch: Literal["auto"] | Count = Field(
         "auto", description="Samples per step over all workers. `auto`: the plan decides."
     )
+    batch_growth: Literal["off", "noise"] = Field(
+        "off",
+        description="Whether the global batch grows between epochs: `noise`: it doubles for each "
+        "time that the measured gradient noise scale has doubled since the first epoch, to at most "
+        "8 times and 16 steps an epoch, and the rate follows by `scaling`. It never shrinks. Meant "
+        "for `muon`: with `sgd` it cost accuracy.",
+    )
     micro_batch: Literal["auto"] | Count = Field(
         "auto",
         description="Most samples that go through the network at once on a worker; a larger local "

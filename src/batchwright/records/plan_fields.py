@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -335,6 +337,12 @@ class PlanFields(Document):
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The learning rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table of stages, in order.")
+    growth: tuple[Stage, ...] = Field(
+        (),
+        description="Rows with larger batches, small to large, to one of which later epochs change "
+        "where the gradient noise scale has grown as much since the first epoch. Empty: the batch "
+        "does not grow.",
+    )
     considered: tuple[Prediction, ...] = Field((), description="Candidates, small to large.")
     max_epochs: Count | None = Field(
         None,
@@ -469,6 +477,36 @@ class PlanFields(Document):
         every = self.job.checkpoint_epochs
         return every is not None and (epoch + 1) % every == 0
 
+    def row(self, epoch: int, batch: int = 0) -> Stage:
+        """The row of a zero-based epoch; with a grown global batch the growth row that has it.
+
+        Args:
+            epoch: The epoch; `IndexError` past the end.
+            batch: Global batch that the epoch had, in samples, if it had begun.
+        """
+        planned = self.stages[self.stage_of(epoch)]
+        grown = [row for row in self.growth if row.global_batch_size <= batch]
+        return max((planned, *grown), key=lambda row: row.global_batch_size)
+
+    def as_trained(self, batches: Mapping[int, int]) -> Self:
+        """The plan with the rows that its epochs had; itself if its batch cannot grow.
+
+        Args:
+            batches: Global batch of each finished epoch, by its zero-based number. Epochs that are
+                still to come have the row of the last one.
+        """
+        if not self.growth:
+            return self
+        starts = {0, *batches, *accumulate(row.epochs for row in self.stages)}
+        inside = sorted(one for one in starts if one < self.epochs)
+        stages, batch = list[Stage](), 0
+        for start, end in pairwise((*inside, self.epochs)):
+            batch = batches.get(start, batch)
+            row = self.row(start, batch)
+            before = stages.pop().epochs if stages and _alike(stages[-1], row) else 0
+            stages.append(row.model_copy(update={"epochs": before + end - start}))
+        return self.model_copy(update={"stages": tuple(stages)})
+
     def stage_of(self, epoch: int) -> int:
         """Index of the stage that holds the zero-based ``epoch``; `IndexError` past the end."""
         last = 0
@@ -477,3 +515,8 @@ class PlanFields(Document):
             if epoch < last:
                 return index
         raise IndexError(f"epoch {epoch} is past the plan's {last}")
+
+
+def _alike(one: Stage, other: Stage) -> bool:
+    """Whether two rows differ in their epochs alone."""
+    return one.model_copy(update={"epochs": other.epochs}) == other

@@ -240,6 +240,11 @@ def resuming_words(folder: str | Path, job: Job) -> list[str]:
     return ["run", "--resume", "--out", str(folder), *named]
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether the folder of a run holds a checkpoint that it can continue from."""
+    return any((folder / "checkpoints" / f"{name}.pt").exists() for name in (LAST, PREVIOUS))
+
+
 def read_summary(run: str | Path) -> RunSummary:
     """The summary in a run folder or a summary file; ``-`` is stdin.
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchwright.algorithms.batch_growth import rows_in_reach
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
@@ -327,10 +328,31 @@ class AllReduceRun:
         state = self.state
         if state.meter.epoch != state.epoch or not state.step:
             state.meter = EpochMeter(epoch=state.epoch)
+        if not state.step:
+            self._grow()
         self._setup.settings.enter(self.stage)
         steps, resolution = self._sharing.begin_epoch(), self.stage.resolution
         batches = self._micro_batches.through(steps, state.epoch, resolution, self._after_step)
         self._batches = EpochBatches(batches, self.stepper, self._clock)
+
+    def _grow(self) -> None:
+        """Begin an epoch with a larger batch if the gradient noise has grown; as worker 0 has it.
+
+        Norms of gradients, and so the noise, may be rounded differently by other processors.
+        """
+        if not self._plan.growth:
+            return
+        known = [one.noise_scale for one in self._recorder.epochs if one.noise_scale]
+        growth = self._group.gather(rows_in_reach(self._plan, known))[0]
+        if growth == self.state.growth:
+            return
+        before = self.stage.global_batch_size
+        self.state.growth = growth
+        self._recorder.note(
+            f"from epoch {self.state.epoch + 1} on the batch is {self.stage.global_batch_size}, "
+            f"not {before}: the gradient noise scale has grown from {known[0]:.0f} to "
+            f"{max(known):.0f} samples"
+        )
 
     def _end_epoch(self) -> None:
         steps, meter, state = self._sharing.steps, self.state.meter, self.state

@@ -23,6 +23,7 @@ from batchwright.distributed.processes import worker_main
 from batchwright.errors import JobError, PlanError
 from batchwright.records import Job, Plan
 from batchwright.records.documents import read_record
+from batchwright.records.run_folder import has_checkpoint
 from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.batches.sampler import balancing_weights
 from batchwright.training.session import Images, Session
@@ -60,7 +61,8 @@ def train(
         NewPlan: Advice was taken: the run folder's plan is another now, to be resumed.
     """
     job = plan.job
-    task = open_task(plan, enter(device or resolve_device(job.device)))
+    goes_on = resume and has_checkpoint(run_folder)
+    task = open_task(plan, enter(device or resolve_device(job.device)), goes_on=goes_on)
     seed_worker(job.seed, 0, int(os.environ.get("RANK", "0")))  # dropout: each draws its own
     with Session(
         task.network,
@@ -109,12 +111,13 @@ class Task:
         return self.loss(self.network(images), labels)
 
 
-def open_task(plan: Plan, device: torch.device) -> Task:
+def open_task(plan: Plan, device: torch.device, *, goes_on: bool = False) -> Task:
     """Open the data of a plan's job, and build its network, loss and optimizer.
 
     Args:
         plan: The plan that will be followed.
         device: Where the network computes and batches arrive.
+        goes_on: Whether a checkpoint replaces the weights, whose file need not be there any more.
 
     Raises:
         PlanError: The data are not those of the plan.
@@ -138,7 +141,7 @@ def open_task(plan: Plan, device: torch.device) -> Task:
         seed=job.seed,
         arguments=job.network_args,
     ).to(device)
-    if job.weights is not None:  # a checkpoint replaces them, if there is one
+    if job.weights is not None and not goes_on:
         load_weights(network, job.weights)
     freeze(network, job.frozen)
     if job.batch_norm == "synchronized":

@@ -50,7 +50,10 @@ class Recorder:
         self.epochs: list[EpochRecord] = []
         self.resumed = 0
         self._plan = plan
-        self._started = time.perf_counter() - seconds_since_launch()
+        now = time.perf_counter()
+        self._started = now - seconds_since_launch()
+        # Since the first start, epochs may have been lost.
+        self._set_up_from = now - seconds_since_launch(last=True)
         self._launch = os.environ.get(STARTED)
         self._earlier_seconds = 0.0  # before this launch
         self._setup_seconds: float | None = None
@@ -119,7 +122,7 @@ class Recorder:
     def training_begins(self) -> None:
         """Note the time: set-up is over."""
         if self._setup_seconds is None:
-            self._setup_seconds = time.perf_counter() - self._started
+            self._setup_seconds = time.perf_counter() - self._set_up_from
 
     def step(
         self,
@@ -204,7 +207,8 @@ class Recorder:
         self.epochs[-1] = record
         if self.folder is None:
             return
-        predicted = self._plan.stages[self._plan.stage_of(record.epoch)].predicted_epoch_seconds
+        row = self._plan.row(record.epoch, record.global_batch_size)
+        predicted = row.predicted_epoch_seconds
         planned = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
         ahead = forecast(self._plan, self._factors, self.epochs)
         self.line(
@@ -244,7 +248,7 @@ class Recorder:
         """Summary of the run so far; ``fields`` are further fields of the record."""
         return RunSummary(
             run_folder=str(self.folder or ""),
-            plan=self._plan,
+            plan=self._plan.as_trained({e.epoch: e.global_batch_size for e in self.epochs}),
             profile=profile,
             epochs=tuple(self.epochs),
             setup_seconds=self._setup_seconds or 0.0,

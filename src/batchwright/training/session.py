@@ -262,6 +262,8 @@ class Session:
             self._group.watch()
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
+        if self._follow_advice and self.plan.growth:
+            raise PlanError("follow_advice=True with batch_growth=noise: both change the batch")
         scheduled = scheduled_rate(self.optimizer)
         self._run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
         for doubt in doubts(

@@ -63,6 +63,11 @@ def doubts(
             "learning_rate='mine': the plan wanted your rate times a measured gain "
             "(scaling=gain), which is left out"
         )
+    if first and own_rates and plan.growth:
+        yield (
+            "learning_rate='mine': where the batch grows (batch_growth=noise) the plan raises the "
+            "rate with it, and yours stays: plan with batch_growth=off, or leave the rate to it"
+        )
     asked = plan.job.device
     if first and asked not in ("auto", device.type):  # `auto`: nothing was measured
         move = "model.to(f'cuda:{local_rank}')" if asked == "cuda" else "model.to('cpu')"

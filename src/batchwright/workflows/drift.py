@@ -84,6 +84,7 @@ def drift_of(plan: Plan, epochs: Sequence[EpochRecord]) -> Drift | None:
         plan: The plan that the run follows now.
         epochs: The finished epochs, each once, in order.
     """
+    plan = plan.as_trained({one.epoch: one.global_batch_size for one in epochs})
     finished = max((one.epoch for one in epochs), default=-1)
     if not 0 <= finished < plan.epochs:
         return None

@@ -27,6 +27,9 @@ def lengthened(summary: RunSummary) -> Plan | None:
         summary: The summary of a run that has done all epochs of its plan.
     """
     plan, reached = summary.plan, summary.accuracy
+    if plan.growth:  # its rows are those that epochs had, and training goes on from the last one
+        first = plan.stages[0].model_copy(update={"epochs": plan.epochs})
+        plan = plan.model_copy(update={"stages": (first,)})
     target = plan.job.goal.target
     if target is None or reached is None or plan.max_epochs is None or plan.server is not None:
         return None

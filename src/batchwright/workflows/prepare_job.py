@@ -36,7 +36,7 @@ from batchwright.records.documents import change_job, load_job, plain, read_reco
 from batchwright.records.job import as_written, check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
-from batchwright.records.run_folder import resuming_words
+from batchwright.records.run_folder import has_checkpoint, resuming_words
 from batchwright.records.text.formatting import counted, shares_between
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described, to_stderr
@@ -389,7 +389,9 @@ def check_training(plan: Plan, *, resumed: Path | None = None) -> None:
         _refuse_other_machines(plan)
         if resumed is not None:
             _refuse_fewer_gpus(plan, resumed)
-    _refuse_without_accuracy(check_workload(plan), plan.top_resolution, plan.data)
+    goes_on = resumed is not None and has_checkpoint(resumed)
+    network = check_workload(plan, goes_on=goes_on)
+    _refuse_without_accuracy(network, plan.top_resolution, plan.data)
 
 
 def check_size(plan: Plan, started: Started) -> None:
@@ -451,8 +453,12 @@ def _refuse_fewer_gpus(plan: Plan, folder: Path) -> None:
     raise PlanError(f"{folder} has {plan.workers} workers, and here {visible} visible: {hint}")
 
 
-def check_workload(plan: Plan) -> nn.Module:
+def check_workload(plan: Plan, *, goes_on: bool = False) -> nn.Module:
     """Refuse a plan made for other data than the job's, or whose network cannot be built here.
+
+    Args:
+        plan: The plan.
+        goes_on: Whether a checkpoint replaces the weights that the job starts from.
 
     Returns:
         The network.
@@ -471,7 +477,8 @@ def check_workload(plan: Plan) -> nn.Module:
             f"(digest {plan.data.digest[:12]}), here {facts.train_samples} of {facts.name} "
             f"({facts.digest[:12]}); probe and plan again, or say data=KIND:PATH"
         )
-    network = _check_network(plan.job, facts)
+    job = plan.job.model_copy(update={"weights": None}) if goes_on else plan.job
+    network = _check_network(job, facts)
     check_outputs(plan.job, network, plan.top_resolution, facts)
     return network
 

@@ -68,11 +68,12 @@ def supported(plan: Plan) -> bool:
 def may_change(plan: Plan) -> bool:
     """Whether a run of this plan could change its stages.
 
-    Cycles are laid out as a whole, and a parameter server has two batches that depend on each
-    other.
+    Cycles are laid out as a whole, a parameter server has two batches that depend on each other,
+    and a batch that grows changes by itself.
     """
     sides = {stage.resolution for stage in plan.stages}
-    return supported(plan) and plan.method_spec.same_steps and len(sides) == 1
+    laid_out = not plan.method_spec.same_steps or len(sides) > 1 or bool(plan.growth)
+    return supported(plan) and not laid_out
 
 
 def alike(one: int, other: int) -> bool:
@@ -287,7 +288,8 @@ def for_other_workers(plan: Plan, profile: Profile, epoch: int, workers: int) ->
         PlanError: The plan cannot change, or nothing is known of that number of workers.
     """
     if not may_change(plan):
-        raise PlanError(f"method={plan.method} keeps its batches to the end")
+        what = "batch_growth=noise" if plan.growth else f"method={plan.method}"
+        raise PlanError(f"{what} keeps its batches to the end")
     now, first = plan.stages[plan.stage_of(epoch)], plan.stages[0]
     if workers == first.workers:
         again, row = plan, first

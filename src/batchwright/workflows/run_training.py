@@ -71,6 +71,11 @@ def checked_destination(
             "--follow-advice with launch=virtual: its seconds are simulated, so they cannot miss "
             "the prediction; leave it out"
         )
+    if job.batch_growth != "off":
+        raise PlanError(
+            f"--follow-advice with batch_growth={job.batch_growth}: both change the batch; leave "
+            "one of them out"
+        )
     if job.method_spec.served:
         raise PlanError(
             f"--follow-advice with method={job.method}: its rounds keep their batches; leave it "

@@ -225,8 +225,8 @@ def workers_reason(
     if choice.dearer is not None:
         other = f"{_named(choice.dearer, named=named)} ({compared(choice.dearer, row)})"
         dearer = (
-            f"Passed over: {other}, by which less than {percent(MIN_SAVING, 0)} of the time is "
-            "saved, no more than measurements may be off."
+            f"Not taken: {other}. It would save less than {percent(MIN_SAVING, 0)} of the time, no "
+            "more than measurements may be off."
         )
     sizes = {one.cluster.workers: None for one in choice.level if one.cluster is not row.cluster}
     level = choice.objective.level_words([counted(count, "worker") for count in sizes])
@@ -312,8 +312,8 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
     passed = ""
     if choice.passed is not None:
         passed = (
-            f"Passed over: {choice.passed.batch} samples ({compared(choice.passed, row)}), a "
-            "prediction far from what was measured, which does not tell the two apart."
+            f"Not taken: {choice.passed.batch} samples ({compared(choice.passed, row)}). That is "
+            "predicted far beyond what was measured, too uncertain to prefer it."
         )
     others = [str(one.batch) for one in choice.level if one.cluster is row.cluster]
     texts = [why, passed, _less_accurate(goal, choice)]

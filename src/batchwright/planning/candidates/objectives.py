@@ -224,7 +224,9 @@ class Objective:
         *first, last = [*others[:_FEW_LEVEL], *more]
         named = f"{', '.join(first)} and {last}" if first else last
         mends = self.mends_batches if batches else self.mends
-        return f"Level with {named}: what was measured does not tell which is better; {mends}."
+        unit = " samples" if batches else ""
+        words = "What was measured does not tell which is better"
+        return f"May be as good: {named}{unit}. {words}; {mends}."
 
     @property
     def source(self) -> Source:

@@ -29,7 +29,12 @@ class Recipe:
         return f"scaling={self.scaling}{factors}"
 
     def allowed(self, job: Job) -> bool:
-        """Whether the job's `scaling` and `ags.mode` allow this recipe, whatever its optimizer."""
+        """Whether the job's `scaling` and `ags.mode` allow this recipe, whatever its optimizer.
+
+        Where the batch grows with the gradient noise, nothing else may follow it.
+        """
+        if job.batch_growth != "off" and (self.scaling == "gain" or self.ags != "off"):
+            return False
         return job.scaling in ("auto", self.scaling) and job.ags.mode in ("auto", self.ags)
 
 

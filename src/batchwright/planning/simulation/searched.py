@@ -117,5 +117,5 @@ def _loss(one: Tried, search: Search) -> str:
     more, what = one.over_best, "time" if one.cost is None else "cost"
     shown: Callable[[float], str] = duration if one.cost is None else number
     value, low, high = map(shown, (more.value, more.low, more.high))
-    level = ", level with it" if one.values in search.level else ""
+    level = ", may be as good" if one.values in search.level else ""
     return f"{value} more {what} ({low} to {high}){level}"

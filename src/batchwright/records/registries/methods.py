@@ -69,6 +69,7 @@ PLAIN = MethodSpec(
     "plain",
     "one batch and resolution throughout",
     "one batch",
+    keys=("batch_growth",),
     told="the others are compared with it",
 )
 METHODS = Registry(
@@ -79,7 +80,10 @@ METHODS = Registry(
         "each worker's share follows its measured speed, the global batch stays",
         "shares follow speed",
         balancer="batchwright.algorithms.balancer:balancer_of",
-        keys=("rebalance", "rebalance_steps", "least_local_batch", "most_local_batch"),
+        keys=(
+            *("batch_growth", "rebalance", "rebalance_steps"),
+            *("least_local_batch", "most_local_batch"),
+        ),
         reference="Ye et al. 2020, arXiv 2007.11831",
         reason=f"{_METHODS}.dynamic_batch:reason",
         saves=f"{_METHODS}.dynamic_batch:saved_by_shares",

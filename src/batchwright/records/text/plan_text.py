@@ -129,7 +129,7 @@ def rivals(plan: PlanFields) -> tuple[Prediction, ...]:
 def candidate_words(
     plan: PlanFields, one: Prediction, planned: frozenset[Size] | None = None
 ) -> str:
-    """Remarks on a candidate, such as chosen, knee, level or extrapolated, and why it was refused.
+    """Remarks on a candidate, such as chosen, knee or extrapolated, and why it was refused.
 
     ``planned`` as in `is_chosen`.
     """
@@ -141,7 +141,7 @@ def candidate_words(
     words = [
         ("chosen", is_chosen(plan, one, planned)),
         ("knee", knee),
-        ("level", one.level),
+        ("may be as good", one.level),
         ("frontier", one.frontier),
         ("extrapolated", one.extrapolated),
         ("assumed", one.assumed),

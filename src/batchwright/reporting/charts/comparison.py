@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from batchwright.records.text.formatting import percent
-from batchwright.reporting.charts.chart import Chart, Point, Series, linear_axis, look
+from batchwright.reporting.charts.chart import (
+    Chart,
+    Point,
+    Series,
+    linear_axis,
+    log_axis,
+    look,
+    ratio_axis,
+)
 from batchwright.reporting.data.comparison import ComparedRun, RunComparison
 from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.data.spending import hourly_price
@@ -13,6 +21,7 @@ from batchwright.reporting.data.worker_curves import spread
 
 _MAX_MARKS = 12  # on one line; their shapes distinguish the runs, too
 _MAX_POINTS = 300
+_EPOCHS = "epochs"  # the label of an axis that stays linear
 
 Place = tuple[int, float, float]  # epoch, seconds, accuracy
 
@@ -26,7 +35,7 @@ def comparison_charts(
     missing.
     """
     every = list(comparison.runs)
-    yield _chart(comparison, every, "epochs", "Accuracy against epochs", lambda _, at: at[0]), every
+    yield _chart(comparison, every, _EPOCHS, "Accuracy against epochs", lambda _, at: at[0]), every
     for simulated in (False, True):
         runs = comparison.of_clock(simulated=simulated)
         if not any(one.curve for one in runs):
@@ -74,7 +83,11 @@ def _chart(
             Series(one.label, style, marks, marker, line=False),
         ]
     drawn = [point for one in series for point in one.points]
-    x = linear_axis(label, [point.x for point in drawn])
+    places = [point.x for point in drawn]
+    # Of runs whose lengths differ by large factors the short ones would have no room.
+    lengths = ratio_axis("", [one.points[-1].x for one in series if one.points])
+    far = lengths.logarithmic and min(places) > 0 and label != _EPOCHS
+    x = (log_axis if far else linear_axis)(label, places)
     y = linear_axis("held-out accuracy (%)", [point.y for point in drawn], from_zero=False)
     if comparison.common is not None:
         ends = tuple(Point(at, 100 * comparison.common) for at in (x.low, x.high))

@@ -74,16 +74,22 @@ def batch_chart(curves: PlanCurves, quantity: Quantity) -> Chart:
     batches = [one.global_batch_size for one in points]
     chosen = [one.global_batch_size for one in points if one.chosen]
     x = batch_axis("global batch (samples per step)", batches, chosen)
-    y = linear_axis(label, [linear_axis("", [top_of(curves, quantity) / scale]).high])
+    top = top_of(curves, quantity) / scale
+    measured = [one for cluster in curves.clusters for one in cluster.measured]
+    lows = [getattr(one, quantity)[0] for one in (*points, *measured)]
+    lows += [getattr(one, quantity)[1] for one in points if one.chosen]
+    y = ratio_axis(label, [min(lows) / scale, top])
     series: list[Series] = []
     bands: list[Band] = []
     for cluster, (style, marker) in zip(curves.clusters, LOOKS, strict=False):
         look = _Look(style, marker, quantity, scale, y.high)
         rows = smooth([(one.global_batch_size, *look.of(one)) for one in cluster.points])
-        edges = tuple((at, low, min(high, y.high)) for at, _, low, high in rows if low <= y.high)
+        edges = tuple(
+            (at, max(low, y.low), min(high, y.high)) for at, _, low, high in rows if low <= y.high
+        )
         bands += [Band("95 % interval", style, edges)] if edges else []
         series += [*_curve(cluster, rows, look), *_marks(cluster, look)]
-    if limit is not None and limit / scale <= y.high:
+    if limit is not None and y.low <= limit / scale <= y.high:
         ends = tuple(Point(at, limit / scale) for at in (x.low, x.high))
         series.append(Series(goal, "grey", ends, "none", only="file"))
     return Chart(title, x, y, series, bands)

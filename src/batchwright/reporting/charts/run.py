@@ -24,6 +24,7 @@ from batchwright.reporting.charts.chart import (
     evenly,
     heights,
     linear_axis,
+    ratio_axis,
 )
 from batchwright.reporting.data.live_run import EpochNow, forecast_words
 from batchwright.reporting.data.reading import (
@@ -93,10 +94,14 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
     own = list(dict.fromkeys(stage.global_batch_size for stage in plan.stages))
     batches = [*(one.global_batch_size for one in considered), *own]
     # Intervals far beyond what was measured may be a hundred times as wide as the others.
-    reach = [*heights(series), *(one.epoch_seconds.high for one in picked)]
-    y = linear_axis(f"{simulated_word(summary)}seconds per epoch", reach)
+    reach = [end for one in picked for end in (one.epoch_seconds.low, one.epoch_seconds.high)]
+    y = ratio_axis(f"{simulated_word(summary)}seconds per epoch", [*heights(series), *reach])
     bands = [
-        Band("95 % interval", style, tuple((float(b), s.low, min(s.high, y.high)) for b, s in ones))
+        Band(
+            "95 % interval",
+            style,
+            tuple((float(b), max(s.low, y.low), min(s.high, y.high)) for b, s in ones),
+        )
         for style, ones in edges
     ]
     x = batch_axis("global batch (samples per step)", batches, own)
@@ -144,7 +149,7 @@ def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | No
     return Chart(
         "Epoch by epoch",
         epochs_axis(summary.plan.epochs),
-        linear_axis(f"{clock}seconds per epoch", heights(series, bands)),
+        ratio_axis(f"{clock}seconds per epoch", heights(series, bands)),
         series,
         bands,
     )

@@ -12,6 +12,7 @@ from batchwright.reporting.charts.chart import (
     Chart,
     Point,
     Series,
+    apart,
     cut,
     epochs_axis,
     linear_axis,
@@ -70,8 +71,11 @@ def _value_axis(key: SweptKey) -> Axis:
     if len(places) > 6:
         return axis
     words = [f"{v:,}" if isinstance(v, int) else value_label(v) for v in key.values]
-    ticks = tuple(zip(places, words, strict=True))
-    return Axis(axis.label, axis.low, axis.high, ticks, axis.logarithmic)
+    named = list(zip(places, words, strict=True))
+    # A letter is a fiftieth of the axis wide, and words are centred.
+    kept = apart([(axis.share(at), 0.01 * (len(text) + 1)) for at, text in named])
+    shown = tuple(named[number] for number in kept)
+    return Axis(axis.label, axis.low, axis.high, shown, axis.logarithmic)
 
 
 def _chart(
@@ -83,7 +87,9 @@ def _chart(
         style, marker = look(line.number)
         points = tuple(Point(s.x, s.mean, _words(line, s, words)) for s in line.spots)
         series.append(Series(line.label, style, points, marker, line=joined))
-        edges = tuple((s.x, s.mean - s.error, s.mean + s.error) for s in line.spots if s.error)
+        edges = tuple(
+            (s.x, s.mean - s.error, s.mean + s.error) for s in line.spots if s.error is not None
+        )
         if joined and len(edges) > 1:
             bands.append(Band("± one standard error", style, edges))
         else:

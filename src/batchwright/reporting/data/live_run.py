@@ -98,7 +98,7 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
     wall = sum(e.training_seconds + e.evaluation_seconds + e.checkpoint_seconds for e in epochs)
     return RunSummary(
         run_folder=name,
-        plan=plan,
+        plan=plan.as_trained({e.epoch: e.global_batch_size for e in epochs}),
         profile=profile,
         epochs=tuple(epochs),
         setup_seconds=0.0,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, stdev
 
 from pydantic import JsonValue
 
-from batchwright.records import Mean, Sweep, SweepCell, SweptKey
+from batchwright.records import Mean, Sweep, SweepCell, SweepSetting, SweptKey
 from batchwright.records.text.formatting import (
     counted,
     duration,
@@ -181,14 +182,15 @@ def _spot(x: float, shares: Iterable[float | None]) -> Spot | None:
 def setting_head(sweep: Sweep) -> list[str]:
     """The head of the table of `setting_rows`."""
     keys = [one.key for one in sweep.keys]
+    rate = ["rate used"] if _rates_used(sweep) else []
     clock = "simulated training" if _all_simulated(sweep) else "training"
-    return [*keys, "runs", "last accuracy", "best accuracy", clock]
+    return [*keys, *rate, "runs", "last accuracy", "best accuracy", clock]
 
 
 def setting_rows(sweep: Sweep) -> list[list[str]]:
     """A row for each setting in the grid's order: values, runs, means and standard errors."""
-    rows = []
-    for one in sweep.settings:
+    rows, rates = [], _rates_used(sweep)
+    for at, one in enumerate(sweep.settings):
         seconds = one.training_seconds
         spent = duration(seconds.value) if seconds else "-"
         if seconds and not _all_simulated(sweep):
@@ -197,6 +199,7 @@ def setting_rows(sweep: Sweep) -> list[list[str]]:
         rows.append(
             [
                 *map(job_value, one.values),
+                *rates[at : at + 1],
                 runs,
                 mean_words(one.accuracy),
                 mean_words(one.best_accuracy),
@@ -204,6 +207,19 @@ def setting_rows(sweep: Sweep) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _rates_used(sweep: Sweep) -> list[str]:
+    """The first rate of each setting; empty if it is the one asked for, or the same for all."""
+    known = [cell for cell in sweep.cells if cell.learning_rate is not None]
+    planned = {json.dumps(cell.values): cell.learning_rate for cell in known}
+    rates = [planned.get(json.dumps(one.values)) for one in sweep.settings]
+    keys = [one.key for one in sweep.keys]
+    at = keys.index("learning_rate") if "learning_rate" in keys else None
+    asked = [rates[0] if at is None else one.values[at] for one in sweep.settings]
+    if all(rate in (None, one) for rate, one in zip(rates, asked, strict=True)):
+        return []
+    return ["-" if rate is None else f"{rate:.4g}" for rate in rates]
 
 
 def _all_simulated(sweep: Sweep) -> bool:
@@ -227,31 +243,61 @@ def mean_words(mean: Mean | None) -> str:
 def best_setting(sweep: Sweep) -> str:
     """The setting with the highest mean last accuracy, in a line; empty if none is known.
 
-    The line names the best of those that the seeds' errors cannot tell from it.
+    Where `goal.accuracy` ends the runs, the one that reached it in the least mean training time, if
+    any did. The line names the best of those that the seeds' errors cannot tell from it.
     """
-    known = [one for one in sweep.settings if one.accuracy is not None]
+    target, varies = sweep.job.goal.target, any(one.key.startswith("goal.") for one in sweep.keys)
+    if target is not None and not varies and len({cell.simulated for cell in sweep.done}) == 1:
+        there = [
+            (one, one.training_seconds)
+            for one in sweep.settings
+            if all((cell.accuracy or 0.0) >= target for cell in sweep.runs_of(one.values))
+        ]
+        if quickest := _ranked(sweep, there, sign=-1, say=_seconds_words):
+            return f"quickest to goal.accuracy={target:g}: {quickest}"
+    best = _ranked(sweep, [(one, one.accuracy) for one in sweep.settings], sign=1, say=mean_words)
+    return f"best: {best}" if best else ""
+
+
+def _ranked(
+    sweep: Sweep,
+    means: Iterable[tuple[SweepSetting, Mean | None]],
+    *,
+    sign: int,
+    say: Callable[[Mean], str],
+) -> str:
+    """The setting with the highest mean times ``sign``, and what cannot be told from it."""
+    keys = [one.key for one in sweep.keys]
+    known = [(one, mean) for one, mean in means if mean is not None]
+    known.sort(key=lambda pair: -sign * pair[1].value)
     if not known:
         return ""
-    best = max(known, key=lambda one: one.accuracy.value if one.accuracy else 0.0)
-    keys = [one.key for one in sweep.keys]
-    line = f"best: {setting_words(keys, best.values)}, {mean_words(best.accuracy)}"
-    others = [one for one in known if one is not best and _as_good(one.accuracy, best.accuracy)]
-    if not others:
-        return line
-    next_ = max(others, key=lambda one: one.accuracy.value if one.accuracy else 0.0)
-    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    words = f"{setting_words(keys, next_.values)}, {mean_words(next_.accuracy)}"
-    return f"{line}; the seeds cannot tell it from {words}{more}"
+    (_, best), *others = known
+    told = [f"{setting_words(keys, one.values)}, {say(mean)}" for one, mean in known]
+    level = [
+        words for words, (_, mean) in zip(told[1:], others, strict=True) if _as_good(mean, best)
+    ]
+    if best.standard_error is None and others:
+        return f"{told[0]}; single runs do not tell what of that is chance: give more --seeds"
+    if not level:
+        return told[0]
+    more = f" and {len(level) - 1} more" if len(level) > 1 else ""
+    return f"{told[0]}; the seeds cannot tell it from {level[0]}{more}"
 
 
-def _as_good(one: Mean | None, best: Mean | None) -> bool:
+def _seconds_words(mean: Mean) -> str:
+    error = "" if mean.standard_error is None else f" ± {duration(mean.standard_error)}"
+    return f"{duration(mean.value)}{error} of training"
+
+
+def _as_good(one: Mean, best: Mean) -> bool:
     r"""Whether the seeds cannot tell two means apart; not known for single runs, so `False`.
 
     .. math:: \lvert x_1 - x_2 \rvert \le 1.96 \sqrt{u_1^2 + u_2^2}
 
     The normal law takes errors as known; two or three seeds tell two settings apart less surely.
     """
-    if one is None or best is None or one.standard_error is None or best.standard_error is None:
+    if one.standard_error is None or best.standard_error is None:
         return False
     error = math.hypot(one.standard_error, best.standard_error)
     return abs(one.value - best.value) <= _Z_975 * error

@@ -76,7 +76,7 @@ def _search_table(search: Search) -> Table:
         tried.sort(key=lambda one: one.over_best.value)
     for one in tried[:_ROWS]:
         verdict = "best" if one.values == search.best else ""
-        verdict = "level" if one.values in search.level else verdict
+        verdict = "may be as good" if one.values in search.level else verdict
         cost = "" if one.cost is None else between(one.cost)
         made.add_row(
             *(f"{value:g}" for value in one.values),

@@ -277,7 +277,8 @@ def comparison_table(comparison: RunComparison) -> RenderableType:
 def sweep_table(sweep: Sweep) -> RenderableType:
     """A row for each setting: means over its seeds, with standard errors."""
     title = "held-out accuracy, mean ± standard error over seeds"
-    return stacked(table(title, setting_head(sweep), setting_rows(sweep)))
+    made = table(title, setting_head(sweep), setting_rows(sweep))
+    return stacked(made, keys=len(sweep.keys))
 
 
 # ------------------------------------------------------------------------- the rate over the epochs

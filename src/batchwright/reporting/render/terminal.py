@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 _EDGES, _GAP = 4, 3  # characters at the edges of a table, and between two of its columns
 
 
-def stacked(*tables: Table) -> RenderableType:
-    """The tables that have rows, below each other, each at most as wide as the terminal."""
+def stacked(*tables: Table, keys: int = 1) -> RenderableType:
+    """The tables that have rows, below each other, each at most as wide as the terminal.
+
+    What has no room follows in a second block, which begins with the first ``keys`` columns again,
+    or with the first one if these take too much room.
+    """
     from rich.console import Group
 
-    return Group(*(_Fitted(table) for table in tables if table.row_count))
+    return Group(*(_Fitted(table, keys) for table in tables if table.row_count))
 
 
 def table(
@@ -64,10 +68,10 @@ def rows_below(made: Table, rows: Iterable[Sequence[str]]) -> None:
 
 
 class _Fitted:
-    """Draws a table in as many blocks as it needs to fit; each begins with the first column."""
+    """Draws a table in as many blocks as it needs to fit; arguments are those of `stacked`."""
 
-    def __init__(self, table: Table) -> None:
-        self._table = table
+    def __init__(self, table: Table, keys: int) -> None:
+        self._table, self._keys = table, keys
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
@@ -79,7 +83,10 @@ class _Fitted:
         ]
         widths = [max(map(len, texts)) for texts in columns]
         least = [min(width, room // 2) for width in words]
-        for number, block in enumerate(column_blocks(least, room, gap=_GAP)):
+        keys = self._keys
+        if sum(least[:keys]) + _GAP * keys + max(least[keys:], default=0) > room:
+            keys = 1
+        for number, block in enumerate(column_blocks(least, room, keys=keys, gap=_GAP)):
             # Columns get the width of their text; then the widest shrinks until all fit.
             wide = [widths[at] for at in block]
             while sum(wide) + _GAP * (len(wide) - 1) > room:

@@ -107,7 +107,7 @@ class Sharing(Division):
         **how: Any,
     ) -> None:
         super().__init__(plan, state, group.places[group.rank], **how)
-        largest = max(stage.global_batch_size for stage in plan.stages)
+        largest = max(stage.global_batch_size for stage in (*plan.stages, *plan.growth))
         if largest > self._samples:
             raise PlanError(
                 f"the global batch of {largest} is larger than the {self._samples} training "
@@ -116,7 +116,7 @@ class Sharing(Division):
         self._group, self._recorder, self._together = group, recorder, together
         self._balancer: Balancer | None = None
         self._recorded: tuple[int, ...] = ()  # local batches in the last line of the records
-        self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
+        self._row = state.stage(plan, max(0, state.epoch - (not state.step)))
         if plan.method_spec.balancer and group.size > 1:
             self._balancer = resolve_name(plan.method_spec.balancer)(
                 plan.job,

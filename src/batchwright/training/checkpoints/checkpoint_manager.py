@@ -57,6 +57,7 @@ class RunState:
         step: Steps of it that are done.
         steps: Steps since the start of the run.
         samples_seen: Training samples since the start, all workers.
+        growth: Rows of the plan's ``growth`` that are in reach of the gradient noise.
         best_score: Highest score of an evaluation so far.
         best_loss: Its held-out loss, which decides between equal scores; infinite: none. An
             earlier version's checkpoint has none, and its best epoch stays the best of equals.
@@ -77,6 +78,7 @@ class RunState:
     step: int = 0
     steps: int = 0
     samples_seen: int = 0
+    growth: int = 0
     best_score: float = -math.inf
     best_loss: float = math.inf
     meter: EpochMeter = field(default_factory=EpochMeter)
@@ -89,9 +91,11 @@ class RunState:
     gradient_order: list[list[int]] = field(default_factory=list)
     loss_scale: LossScale | None = None
 
-    def stage(self, plan: Plan) -> Stage:
-        """The plan's row that the epoch in progress belongs to."""
-        return plan.stages[plan.stage_of(min(self.epoch, plan.epochs - 1))]
+    def stage(self, plan: Plan, epoch: int | None = None) -> Stage:
+        """The plan's row that a zero-based epoch belongs to; unset: the one in progress."""
+        number = self.epoch if epoch is None else epoch
+        batch = plan.growth[self.growth - 1].global_batch_size if self.growth else 0
+        return plan.row(min(number, plan.epochs - 1), batch)
 
     def note_score(self, sums: Mapping[str, float], count: int) -> bool:
         """Note an evaluation's score, as `score_of`; returns whether it is the best so far."""

@@ -86,7 +86,8 @@ class SimulatedAllReduce(AllReduceRun, Turns):
     @contextmanager
     def attempt(self, step: Step) -> Iterator[None]:
         """Advance the simulated clock by a step: slowest worker's computing and exchange."""
-        times, now = self._times[self._plan.stage_of(self.state.epoch)], self._clock.now
+        rows = (*self._plan.stages, *self._plan.growth)
+        times, now = self._times[rows.index(self.stage)], self._clock.now
         self._clock.begin(
             [
                 worker.finish(now, times.work(size, worker.overhead)) - now

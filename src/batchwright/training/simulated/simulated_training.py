@@ -17,6 +17,7 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.errors import PlanError
 from batchwright.records import Plan
+from batchwright.records.run_folder import has_checkpoint
 from batchwright.training.batches.feeding import Feed, feed_of
 from batchwright.training.batches.stage_settings import StageSettings
 from batchwright.training.evaluate.evaluation import (
@@ -57,7 +58,9 @@ def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False
         )
     prepare_process(worker_threads(1))
     device = enter(resolve_device(plan.job.device))
-    train_task(plan, open_task(plan, device), device, run_folder, resume=resume)
+    goes_on = resume and run_folder is not None and has_checkpoint(run_folder)
+    task = open_task(plan, device, goes_on=goes_on)
+    train_task(plan, task, device, run_folder, resume=resume)
 
 
 def train_task(

@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -151,6 +151,8 @@ def _may_be_trained_on(images: str, data: str) -> bool:
     place = data.partition(":")[2]
     if not place or is_remote(place):
         return False
+    with suppress(RuntimeError):  # ~NAME of a user who is gone
+        place = str(Path(place).expanduser())
     root, path = Path(place).resolve(), Path(images).resolve()
     if path.is_relative_to(root):
         return held_out_name([name.lower() for name in path.relative_to(root).parts[:1]]) is None
@@ -258,6 +260,8 @@ def _computed(model: TrainedModel, job: Job, data: ImageData, feed: Feed) -> Ite
 
     names = _names(job, data)
     numbers = [model.class_numbers.get(name, -1) for name in data.facts.classes]
+    if data.facts.classes == model.classes:  # as ImageNet's, of which two are called crane
+        numbers = [*range(len(model.classes))]
     indices = torch.arange(len(feed)).split(AT_ONCE)
     try:
         for some, (images, labels) in zip(indices, feed.evaluation(indices, None), strict=True):
@@ -301,13 +305,14 @@ def _names(job: Job, data: ImageData) -> Sequence[str]:
     from batchwright.workload.task import import_object
 
     part, (_, _, place) = data.val, job.data.partition(":")
-    if isinstance(part, ImageFiles):
-        return part.places
     named = source_of(job.data).held_out_files
-    if named and not is_remote(place):
-        names: list[str] = import_object(named, "data")(job, place)
-        if len(names) == data.facts.val_samples:  # else some were unreadable, and left out
-            return names
+    names: list[str] = []
+    if isinstance(part, ImageFiles):
+        names = part.places
+    elif named and not is_remote(place):
+        names = import_object(named, "data")(job, place)
+    if len(names) == data.facts.val_samples:  # else some were unreadable, and left out
+        return [name.encode(errors="backslashreplace").decode() for name in names]
     return [f"{job.data}#{index}" for index in range(data.facts.val_samples)]
 
 

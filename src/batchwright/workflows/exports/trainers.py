@@ -137,6 +137,11 @@ def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str
             "plan again with scaling=sqrt",
         ),
         (
+            bool(plan.growth),
+            "its batch may grow between epochs",
+            "plan again with batch_growth=off",
+        ),
+        (
             job.average_weights == "on",
             "average_weights=on evaluates an average of the weights",
             "plan again with average_weights=off",
@@ -248,28 +253,29 @@ def accelerate(plan: Plan, target: Target) -> str:
     }
     if plan.job.compile == "on":
         options["dynamo_backend"] = "inductor"
-    clip = (
-        f"\n                accelerator.clip_grad_norm_(model.parameters(), {plan.job.clip_norm:g})"
-        if plan.job.clip_norm
-        else ""
-    )
+    clip = ""
+    if plan.job.clip_norm:
+        indented = "\n" + 20 * " "
+        clip = f"{indented}accelerator.clip_grad_norm_(model.parameters(), {plan.job.clip_norm:g})"
     return _module(
         made,
         f"""
+    set_seed(plan.SEED)
     accelerator = Accelerator(**plan.ACCELERATOR)
     optimizer = plan.optimizer(model)
     schedule = plan.schedule(optimizer)
     loader = DataLoader(data, batch_size=plan.BATCH, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for images, labels in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(loss(model(images), labels))
-            if accelerator.sync_gradients:{clip}
-                ...
-            optimizer.step()
-            optimizer.zero_grad()
-        if accelerator.sync_gradients:
-            schedule.step()
+    for _ in range(plan.EPOCHS):
+        for images, labels in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss(model(images), labels))
+                if accelerator.sync_gradients:{clip}
+                    ...
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                schedule.step()
 """
         + _started(plan, target),
         f"ACCELERATOR = {_literal(options)}\n",
@@ -283,14 +289,30 @@ def _started(plan: Plan, target: Target) -> str:
     return f"\nStart it by: {words} script.py\n"
 
 
+def _notes(plan: Plan) -> list[str]:
+    """What the exported training lacks of the plan's, in sentences."""
+    target, found = plan.job.goal.target, []
+    if plan.job.cuda_graphs == "on":
+        found.append(_SLOWER)
+    if target is not None:
+        found.append(
+            f"Training does not end at goal.accuracy={target:g}, but after the epochs that this is "
+            "planned to take."
+        )
+    if plan.average_epochs is not None:
+        found.append("The plan evaluates an average of the weights, which is not computed here.")
+    return found
+
+
 def _module(made: Recipe, usage: str, options: str) -> str:
     plan, job = made.plan, made.job
     samples = made.batch * made.accumulation * plan.workers
     built = _optimizer(made)
     taken = "import batchwright as bw\nimport torch" if "bw." in built else "import torch"
-    slower = f"\n{_SLOWER}\n" if job.cuda_graphs == "on" else ""
+    notes = "".join(f"\n{note}" for note in _notes(plan))
+    notes += "\n" if notes else ""
     return f'''"""{headline(plan)}.
-{slower}
+{notes}
 Save it as plan.py beside the script:
 
     import plan
@@ -527,7 +549,7 @@ def timm(plan: Plan, target: Target) -> str:
     }
     text = yaml.safe_dump(arguments, sort_keys=False)
     started = _started(plan, target).strip().replace("script.py", "train.py --config FILE DATA")
-    notes = f"# {_SLOWER}\n" if job.cuda_graphs == "on" else ""
+    notes = "".join(f"# {note}\n" for note in _notes(plan))
     if _by_own_mean(plan):
         notes += f"# {_OWN_MEAN} give mean and std, else timm takes those of its model.\n"
     return f"# {headline(plan)}.\n{notes}# {started}\n{text}"

@@ -27,6 +27,9 @@ from batchwright.workflows.sweep.grid import Cell
 
 _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "workers"}
 """Job keys in which cells that share a probe agree; the probe measures all their resolutions."""
+_FORMAT_KEYS = frozenset(("network", "network_args"))
+"""Job keys in which cells with given batches agree that share a number format: with different ones
+they could not be compared."""
 
 
 def needs_probe(job: Job) -> bool:
@@ -108,35 +111,40 @@ class Planner:
             Interrupted: A stop signal came.
         """
         waiting = [one for one in _by_setting(cells) if one[0].name not in self.plans]
-        groups: dict[str, list[list[Cell]]] = {}
-        for of_setting in waiting:
-            job = self._ready[of_setting[0].name]
-            measured = job.model_dump(mode="json", include=set(_MEASURED_KEYS))
-            groups.setdefault(json.dumps(measured, sort_keys=True), []).append(of_setting)
-        for key, group in groups.items():
-            given = [one for one in group if not needs_probe(self._ready[one[0].name])]
-            if given:
-                self._plan_given(key, given, folder)
-            group = [one for one in group if one not in given]
-            if not group:
-                continue
+        given = [one for one in waiting if not needs_probe(self._ready[one[0].name])]
+        for key, group in self._alike(given, _FORMAT_KEYS).items():
+            self._plan_given(key, group, folder)
+        others = [one for one in waiting if one not in given]
+        for key, group in self._alike(others, _MEASURED_KEYS).items():
             profile = self._probed(key, [self._ready[one[0].name] for one in group], folder)
             for of_setting in group:
                 profile = self._planned(of_setting, profile, folder)
 
     # ----------------------------------------------------------------------------------- measuring
 
+    def _alike(
+        self, settings: Iterable[list[Cell]], keys: frozenset[str]
+    ) -> dict[str, list[list[Cell]]]:
+        """Settings grouped by the values of some job keys; a group's own key is their JSON."""
+        groups: dict[str, list[list[Cell]]] = {}
+        for of_setting in settings:
+            job = self._ready[of_setting[0].name]
+            values = job.model_dump(mode="json", include=set(keys))
+            groups.setdefault(json.dumps(values, sort_keys=True), []).append(of_setting)
+        return groups
+
     def _plan_given(self, key: str, group: Sequence[list[Cell]], folder: Path) -> None:
         """Plan settings with given batches, all in the format that is fastest at the largest batch.
 
-        They get the same format, since they are to be compared. The sweep's folder keeps it.
+        They get the same format, since they are to be compared, also if the sweep gets more values
+        later. Its folder keeps it.
         """
         from batchwright.probing.commands import Compared
         from batchwright.probing.probe import compare_formats
 
         jobs = [self._ready[cells[0].name] for cells in group]
         largest = max(jobs, key=lambda job: 0 if job.global_batch == "auto" else job.global_batch)
-        digest = hashlib.sha256(f"{key}{largest.global_batch}".encode()).hexdigest()[:12]
+        digest = hashlib.sha256(key.encode()).hexdigest()[:12]
         kept = folder / "profiles" / f"format-{digest}.json"
         if kept.exists():
             compared = read_record(kept, Compared)

@@ -26,10 +26,9 @@ from batchwright.distributed.processes import VERB_PARENT
 from batchwright.distributed.supervisor import GRACE_SECONDS
 from batchwright.distributed.worker_processes import POLL_SECONDS
 from batchwright.errors import FileError
-from batchwright.records import Plan
+from batchwright.records import Plan, run_folder
 from batchwright.records.lines.line_files import METRICS, sound_line
 from batchwright.records.lines.run_lines import RunLine
-from batchwright.records.run_folder import LAST, PREVIOUS
 from batchwright.records.text.formatting import job_value
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
@@ -187,8 +186,7 @@ def log_of(folder: Path, cell: Cell) -> Path:
 
 def has_checkpoint(folder: Path, cell: Cell) -> bool:
     """Whether the cell can continue; else it is trained from the start."""
-    kept = run_folder_of(folder, cell) / "checkpoints"
-    return any((kept / f"{name}.pt").exists() for name in (LAST, PREVIOUS))
+    return run_folder.has_checkpoint(run_folder_of(folder, cell))
 
 
 def is_done(folder: Path, cell: Cell) -> bool:

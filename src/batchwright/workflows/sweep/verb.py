@@ -75,6 +75,7 @@ from batchwright.workflows.together import begun_before, find_everywhere, note_b
 DEFAULT_SEEDS = 3
 _OWN_COMMAND = re.compile(r"`batchwright run --resume [^`]*?( goal\.deadline=[^ `]+)?`$")
 """The end of a cell's error: the command that continues this cell alone."""
+_NUMBER = re.compile(r"\d[\d.e+-]*")
 
 
 @together(Sweep)
@@ -226,24 +227,28 @@ def _take_plans(folder: Path, results: Results, cells: Iterable[Cell], planner: 
 
 
 def _warn_of_settings(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Plan]) -> None:
-    """Warn once for each setting of a learning rate that may not be intended, and if settings
-    differ in the optimizer, which the grid does not name.
+    """Warn of learning rates that may not be intended, and of settings that differ in optimizer or
+    number format, which the grid does not name.
+
+    Warnings that differ in their numbers alone are one: that of the first such setting.
     """
-    warnings: dict[str, None] = {}
+    warnings: dict[str, dict[str, str]] = {}  # by words without numbers, and by setting
     for cell in cells:
         plan = plans.get(cell.name)
         name = setting_words(keys, cell.values)
         for doubt in rate_schedule(plan).doubts if plan else ():
             whole = doubt if doubt.startswith(f"{name} ") else f"{name}: {doubt}"
-            warnings[f"warning: {whole}"] = None
-    for line in warnings:
-        to_stderr(line)
-    taken = sorted({plan.update for plan in plans.values()})
-    if len(taken) > 1 and "optimizer" not in keys:
-        to_stderr(
-            f"warning: optimizer=auto takes {' and '.join(taken)}, by setting, so these differ by "
-            f"more than the grid says: give optimizer={taken[-1]} to compare the rest alone"
-        )
+            warnings.setdefault(_NUMBER.sub("", doubt), {})[name] = f"warning: {whole}"
+    for first, *others in (list(alike.values()) for alike in warnings.values()):
+        more = f"; the same in {counted(len(others), 'other setting')}" if others else ""
+        to_stderr(f"{first}{more}")
+    for key, field in (("optimizer", "update"), ("precision", "precision")):
+        taken = sorted({getattr(plan, field) for plan in plans.values()})
+        if len(taken) > 1 and key not in keys:
+            to_stderr(
+                f"warning: {key}=auto takes {' and '.join(taken)}, by setting, so these differ by "
+                f"more than the grid says: give {key}={taken[-1]} to compare the rest alone"
+            )
 
 
 def _warn_of_crowding(plans: Collection[Plan]) -> None:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+    {".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+    | {".pbm", ".pgm", ".ppm"}
 )
 """Suffixes of image files, in lower case."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -102,9 +103,15 @@ def _listed(path: Path, job: Job) -> Listing:
     else:
         parts = hold_out(images, classes, job.val)
         split = f"{job.val:g} {DRAWN}"
-    read = FolderFiles(folder.root)
     return Listing(
-        folder.root, classes, parts, split, read, outside=len(folder.outside), unlabelled=unlabelled
+        folder.root,
+        classes,
+        parts,
+        split,
+        FolderFiles(folder.root),
+        outside=len(folder.outside),
+        unlabelled=unlabelled,
+        others=folder.others,
     )
 
 
@@ -135,11 +142,13 @@ class _Folder:
     Attributes:
         root: The folder.
         outside: Links so far that lead out of it.
+        others: Number of files so far that are no images by their suffix, by that in lower case.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.outside: set[Path] = set()
+        self.others = Counter[str]()
         # Of names that differ in capitals alone, the one in lower case comes last and is taken.
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
         self._by_lower = {name.lower(): name for name in folders}
@@ -173,6 +182,8 @@ class _Folder:
             with suppress(OSError):  # many archives unpack into a folder of their own
                 if inner and sum(entry.is_dir() for entry in os.scandir(inner[0])) > 1:
                     hint = f", or did you mean {inner[0]}, which holds several?"
+            if part and not names and len(self._folders("")) > 1:
+                hint = f"; if {part}/ is itself a class, call its folder something else"
             raise DataError(
                 f"{folder} holds {len(names)} class folder(s) and needs two or more: "
                 f"put the images of each class in a folder named for it{hint}"
@@ -223,14 +234,18 @@ class _Folder:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 yield from self.entries(entry.path)
-            elif (
-                os.path.splitext(entry.name)[1].lower() in SUFFIXES  # noqa: PTH122 - a million times
+                continue
+            suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a million times
+            if (
+                suffix in SUFFIXES
                 and entry.is_file()
                 and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
             ):
                 yield entry
             elif entry.is_symlink() and entry.is_dir():
                 self._is_inside(Path(entry.path))  # is counted; inside, its images are found there
+            elif suffix not in SUFFIXES:
+                self.others[suffix] += 1
 
     def _is_inside(self, path: Path) -> bool:
         inside = path.resolve().is_relative_to(self.root)

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -78,6 +78,7 @@ class Listing:
         kind: Name of the data where their place has no name.
         outside: Number of links that lead out of the folder, which are left out.
         unlabelled: Name of a part whose images have no labels, which is left out; empty: none.
+        others: Number of files that are no images by their suffix, by suffix; they are left out.
     """
 
     root: Path
@@ -88,6 +89,7 @@ class Listing:
     kind: str = "imagefolder"
     outside: int = 0
     unlabelled: str = ""
+    others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def all_files(self) -> list[ImageFile]:
@@ -386,6 +388,13 @@ def _go_through(
         _logger.warning(
             "%s is left out: its images have no labels", listing.root / listing.unlabelled
         )
+    if listing.others:
+        most = sorted(listing.others.items(), key=lambda one: (-one[1], one[0]))
+        kinds = [f"{count} {suffix or 'without ending'}" for suffix, count in most]
+        _logger.warning(
+            "%d file(s) of %s are left out, as they do not end like images: %s",
+            sum(listing.others.values()), listing.root, printable(some_names(kinds)),
+        )  # fmt: skip
 
     def attempt(task: tuple[Part, ImageFile]) -> _Read | UnreadableImageError:
         try:

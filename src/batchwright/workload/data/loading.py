@@ -137,6 +137,9 @@ def _naming_causes(batches: Iterator[Any], workers: Sequence[BaseProcess]) -> It
     """
     try:
         yield from batches
+    except DataError as error:  # from a loader process it comes with its traceback for a text
+        name = f"{DataError.__module__}.{DataError.__name__}: "
+        raise DataError(str(error).strip().rpartition(name)[2]) from None
     except RuntimeError as error:
         cause = str(error.__cause__)
         if _KILLED not in cause and "exited unexpectedly" in str(error):

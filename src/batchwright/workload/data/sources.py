@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from operator import index as whole
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,13 @@ from batchwright.workload.data.listing import (
     natural_side,
     stored_bytes,
 )
-from batchwright.workload.data.store import Progress, is_stored, open_index, open_store
+from batchwright.workload.data.store import (
+    Progress,
+    is_stored,
+    open_index,
+    open_store,
+    stored_facts,
+)
 from batchwright.workload.data.store_writer import (
     PARTS,
     Header,
@@ -49,6 +56,7 @@ from batchwright.workload.data.store_writer import (
     StoreWriter,
     array_bytes,
 )
+from batchwright.workload.extras import in_words
 from batchwright.workload.task import import_object
 
 _IMPORT_STRING = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
@@ -287,14 +295,21 @@ def open_listed(
         progress: As for `open_data`.
         verify: As for `open_data`.
     """
-    keys = {key: getattr(job, key) for key in ("data_args", "val", "unreadable", "resolutions")}
+    keys = {key: getattr(job, key) for key in ("data_args", "val", "unreadable")}
+    recipe: dict[str, object] = {**identity, **keys, "resolutions": "auto"}
+    if job.resolutions != "auto":
+        # A plan's job has in place of `auto` the side that the images were decoded for.
+        top = max(job.resolutions)
+        made = [stored_facts(one) for one in (recipe, {**recipe, "kept": _IN_FILES})]
+        if not any(facts is not None and facts.side == top for facts in made):
+            recipe["resolutions"] = [top]
 
     @cache
     def listed() -> tuple[Listing, int]:
         listing = make()
         return listing, _top(listing, job)
 
-    return _open_listing(listed, {**identity, **keys}, job, progress, verify)
+    return _open_listing(listed, recipe, job, progress, verify)
 
 
 def _top(listing: Listing, job: Job) -> int:
@@ -364,9 +379,10 @@ def from_datasets(text: str, returned: Any) -> ImageData:
     """Images of the user's own data sets: (train, validation, class names).
 
     Items are (image, label): a float tensor (channels, height, width), normalized by the data set's
-    own transforms, all of one size, and a whole number. Items are not changed, except for their
-    size where the plan has another resolution. They may be random, so the digest covers the job
-    key, the lengths, the classes and the image size, but no pixels.
+    own transforms, all of one size, and a whole number. They become float32 and a Python int, and
+    `OwnItems` checks each; they are not changed, except for their size where the plan has another
+    resolution. They may be random, so the digest covers the job key, the lengths, the classes and
+    the image size, but no pixels.
 
     Args:
         text: The job's name of the data.
@@ -387,12 +403,27 @@ def from_datasets(text: str, returned: Any) -> ImageData:
                 "exactly once, whatever the shares and after a resume, needs __len__ and "
                 "__getitem__"
             )
-        if not len(dataset):
+        try:
+            samples = len(dataset)
+        except Exception as error:  # the user's code may fail in any way
+            raise DataError(
+                f"data={text}: the {which} data ({name}) have no length ({in_words(error)})"
+            ) from error
+        if not samples:
             raise DataError(f"data={text}: the {which} data ({name}) are empty")
     classes = tuple(map(str, names)) if isinstance(names, (tuple, list)) else ()
     if len(classes) < 2:
         raise DataError(f"data={text} must return the names of two or more classes, in label order")
-    channels, side = _size_of_item(text, train, len(classes))
+    train = OwnItems(train, f"data={text}: training", len(classes))
+    try:
+        first, _ = train[0]
+    except DataError:
+        raise
+    except Exception as error:  # the user's code may fail in any way
+        raise DataError(f"data={text}: training item 0 fails ({in_words(error)})") from error
+    channels, side = len(first), min(first.shape[1:])
+    train.shape, val_shape = tuple(first.shape), (channels, None, None)
+    val = OwnItems(val, f"data={text}: held-out", len(classes), val_shape)
     identity = json.dumps([text, len(train), len(val), classes, side])
     facts = DataFacts(
         name=text,
@@ -407,27 +438,46 @@ def from_datasets(text: str, returned: Any) -> ImageData:
     return ImageData(train, val, facts, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
-def _size_of_item(text: str, dataset: Any, classes: int) -> tuple[int, int]:
-    """Channels of the first training image, and its shorter side in pixels."""
-    wanted = "(float tensor (channels, height, width), whole-number label)"
-    try:
-        image, label = dataset[0]
-        label = int(label)
-    except Exception as error:
-        raise DataError(
-            f"data={text}: the first training item is not {wanted}: "
-            f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        ) from error
-    if not (isinstance(image, torch.Tensor) and image.ndim == 3 and image.is_floating_point()):
-        shown = (
-            f"a {image.dtype} tensor {tuple(image.shape)}"
-            if isinstance(image, torch.Tensor)
-            else f"a {type(image).__name__}"
-        )
-        raise DataError(f"data={text}: items must be {wanted}; the first image is {shown}")
-    if not 0 <= label < classes:
-        raise DataError(f"data={text}: label {label} is outside the {classes} class names")
-    return len(image), min(image.shape[1:])
+class OwnItems(Dataset[Any]):
+    """A user's data set, of which each item is checked: (image, label).
+
+    Args:
+        dataset: Gives such items.
+        name: What they are, for messages.
+        classes: Number of classes.
+        shape: Channels, height and width that each image must have, as far as they are known.
+    """
+
+    def __init__(
+        self, dataset: Any, name: str, classes: int, shape: tuple[int | None, ...] = (None,) * 3
+    ) -> None:
+        self._dataset, self._name, self._classes, self.shape = dataset, name, classes, shape
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        item, where = self._dataset[index], f"{self._name} item {index}"
+        wanted = "(float tensor (channels, height, width), whole-number label)"
+        try:
+            image, label = item
+            label = whole(label)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{where} is not {wanted}: {in_words(error)}") from error
+        if not (isinstance(image, Tensor) and image.ndim == 3 and image.is_floating_point()):
+            shown = f"a {type(image).__name__}"
+            if isinstance(image, Tensor):
+                shown = f"a {image.dtype} tensor {tuple(image.shape)}"
+            raise DataError(f"{where} is not {wanted}: its image is {shown}")
+        if any(size not in (None, own) for size, own in zip(self.shape, image.shape, strict=True)):
+            usual = ", ".join("any" if size is None else str(size) for size in self.shape)
+            raise DataError(
+                f"{where} has an image of shape {tuple(image.shape)}, where the first training "
+                f"image asks for ({usual}): give all images one shape"
+            )
+        if not 0 <= label < self._classes:
+            raise DataError(f"{where}: label {label} is outside the {self._classes} class names")
+        return image.float(), label
 
 
 def to_resolution(images: torch.Tensor, resolution: int) -> torch.Tensor:

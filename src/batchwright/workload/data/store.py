@@ -19,7 +19,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from platformdirs import user_cache_path
 from batchwright.errors import FileError
 from batchwright.records import DataFacts
 from batchwright.storage.files import sync
-from batchwright.storage.locks import lock_file
+from batchwright.storage.locks import Busy, lock_file
 from batchwright.workload.data.image_store import ImageStore, Origin
 from batchwright.workload.data.store_writer import (
     CACHE_VARIABLE,
@@ -108,6 +108,15 @@ def is_stored(recipe: Mapping[str, object]) -> bool:
     return (_stores_folder() / _key(recipe)).exists()
 
 
+def stored_facts(recipe: Mapping[str, object]) -> DataFacts | None:
+    """Facts of the images in a store of ``recipe``; `None` if there is none, or a damaged one."""
+    try:
+        header = (_stores_folder() / _key(recipe) / "header.json").read_bytes()
+        return Header.model_validate_json(header).facts
+    except (OSError, ValueError):
+        return None
+
+
 def _open(
     recipe: Mapping[str, object],
     build: Callable[[StoreWriter], DataFacts] | None,
@@ -157,11 +166,17 @@ def cache_folder() -> Path:
 
 
 def free_bytes() -> int:
-    """Free bytes on the disk of the cache.
+    """Free bytes on the disk of the cache, once what killed processes have left there is removed.
 
     Raises:
         FileError: The cache folder cannot be made.
     """
+    for left in cache_folder().glob("*/*.part"):  # whoever writes one holds its lock
+        with (
+            suppress(Busy, OSError),
+            lock_file(left.with_suffix(".lock"), seconds=0, waiting=lambda _: None),
+        ):
+            shutil.rmtree(left, ignore_errors=True)
     with clear_errors(_stores_folder()):
         return shutil.disk_usage(_stores_folder()).free
 

@@ -252,8 +252,10 @@ def _column(where: str, split: Any, asked: object, key: str, surely: Any) -> str
             return str(usual[0])
     elif asked in features:
         return str(asked)
-    columns = ", ".join(f"{name} ({_kind(one)})" for name, one in features.items())
-    what = f"no column {asked}" if asked is not None else f"no single column that is the {key}"
+    kinds = {n: one.dtype if _kind(one) == "Value" else _kind(one) for n, one in features.items()}
+    columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    must = "images or bytes" if key == "image" else "words or whole numbers"
+    what = f"no column {asked}" if asked is not None else f"no single column of {must} for {key}"
     raise DataError(f"{where} has {what}: name it with data_args.{key}=COLUMN; it has {columns}")
 
 
