@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
+import termios
 
 import pytest
 
+from batchwright.planning.planner import plan_without_profile
+from batchwright.records.documents import write_record
+from batchwright.workflows.prepare_job import data_facts
 from clients import wait_until
-from forked import Forked
+from forked import Forked, with_tests
+from held_network import hold
+from samples import make_job, make_network
 
 pytestmark = pytest.mark.slow
 SECONDS = 300  # until a command that hangs is ended
@@ -105,3 +113,41 @@ def test_ctrl_c_ends_a_command_that_is_ending(interrupted):
     assert code == 130
     assert err.splitlines()[-1] == "error: stopped by Ctrl-C"
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("launch", ["local", "in-process"])
+def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path, launch):
+    """The kernel sends SIGHUP, and whatever is printed from then on fails."""
+    job = make_job(launch=launch, network="held_network:network", workers=1, epochs=500)
+    write_record(
+        plan_without_profile(job, data_facts(job), make_network(name=job.network)),
+        tmp_path / "plan.json",
+    )
+    hold(tmp_path, "run/metrics.jsonl", 0.1)
+    screen, terminal = os.openpty()
+    words = ("train", "plan.json", f"network={job.network}", "--out", "run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchwright", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": with_tests(os.environ)},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+
+    def trains():
+        if select.select([screen], [], [], 0)[0]:
+            os.read(screen, 1 << 16)
+        return (tmp_path / "run" / "metrics.jsonl").exists()
+
+    try:
+        wait_until(trains, "a step")
+        os.close(screen)
+        assert process.wait(SECONDS) == 129
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()

@@ -14,11 +14,18 @@ import pytest
 import torch
 
 from batchwright.distributed import launch, launch_with_server, worker_processes
-from batchwright.distributed.exit_reports import leave_report, stopped_where
+from batchwright.distributed.exit_reports import leave_report, raise_failure, stopped_where
 from batchwright.distributed.launch import run_workers
-from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
+from batchwright.errors import (
+    BatchwrightError,
+    Interrupted,
+    JobError,
+    LostWorkerError,
+    WorkerError,
+)
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records.documents import write_record
+from batchwright.workflows import verbs
 from batchwright.workload.data.sources import open_data
 from forked import Forked
 from held_network import hold, release
@@ -469,3 +476,19 @@ def test_a_worker_killed_while_training_is_started_again(start, tmp_path):
     summary = summary_in(tmp_path / "run")
     assert [epoch.epoch for epoch in summary.epochs] == list(range(2))
     assert all(epoch.samples == summary.plan.data.train_samples for epoch in summary.epochs)
+
+
+def test_a_run_whose_workers_were_killed_too_often_says_how_to_resume(tmp_path, monkeypatch):
+    """As after a stop: what is lost is no error of the run's own, such as a gradient of NaN."""
+
+    def killed(*_, **__):
+        raise_failure(tmp_path, {1: -signal.SIGKILL})
+
+    monkeypatch.setattr(verbs, "conduct", killed)
+    job = make_job(launch="local", workers=2)
+    plan = plan_without_profile(job, open_data(job).facts, make_network())
+    with pytest.raises(LostWorkerError) as lost:
+        verbs.train(plan, run_folder=tmp_path / "run")
+    said = str(lost.value)
+    assert said.startswith("worker 1 was killed by SIGKILL (out of memory?); logs are in ")
+    assert said.endswith(f"continue with `batchwright run --resume --out {tmp_path}/run`")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import batchwright as bw
-from batchwright.errors import JobError, WorkerError
+from batchwright.errors import DeadlineReached, JobError, WorkerError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import Job, Plan, RunSummary
 from batchwright.records.agent_rules import not_allowed
@@ -245,10 +245,40 @@ def test_a_killed_worker_is_told_to_ray_while_the_first_one_waits_for_it(monkeyp
         ray_worker._carry_out(beside_ray(tmp_path, KILLED), frozenset())
 
 
+WAITS = "import time; time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "line"),
+    [
+        (WAITS, (1, False, False), "worker 1 on .* fell silent"),
+        ("raise SystemExit(1)", (None, False, False), "worker 0 fell silent"),
+    ],
+    ids=["another", "the first"],
+)
+def test_a_worker_that_stands_still_is_told_to_ray(monkeypatch, tmp_path, code, said, line):
+    """Otherwise the run failed as if by an error of its own, or waited for ever."""
+    pretend_ray(monkeypatch, rank=1, size=2, said=words_of_the_first(said))
+    for seconds in ("_STEP_SECONDS", "_LAST_SECONDS", "_STUCK_SECONDS"):
+        monkeypatch.setattr(ray_worker, seconds, 0.02)
+    with pytest.raises(WorkerError, match=line):
+        ray_worker._carry_out(beside_ray(tmp_path, code), frozenset())
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_worker_that_ends_late_repeats_no_run_that_has_ended(monkeypatch, tmp_path, code):
+    said = words_of_the_first((code, False, False))
+    pretend_ray(monkeypatch, rank=1, size=2, said=said)
+    for seconds in ("_STEP_SECONDS", "_LAST_SECONDS"):
+        monkeypatch.setattr(ray_worker, seconds, 0.02)
+    ended, _ = ray_worker._carry_out(beside_ray(tmp_path, WAITS), frozenset())
+    assert ended == code
+
+
 def test_ray_starts_nothing_again_for_a_worker_that_is_killed_while_the_run_stops(
     monkeypatch, tmp_path
 ):
-    told = beside_ray(tmp_path, "import time; time.sleep(60)")
+    told = beside_ray(tmp_path, WAITS)
 
     def killed(process, _number):
         if process.poll() is None:
@@ -305,6 +335,27 @@ Traceback (most recent call last):
         f"other start), its logs are in {told.logs}; continue with `batchwright run --resume "
         "--out a`"
     )
+
+
+def test_the_exit_code_that_a_network_disk_shows_late_is_found(monkeypatch, tmp_path):
+    """Such a disk says for up to a minute that a file is missing, unless the folder is listed."""
+    told, listing = beside_ray(tmp_path, ""), os.scandir
+    late = told.logs / "late"
+
+    def list_anew(folder="."):
+        if late.exists():
+            late.rename(told.logs / ray_worker.EXIT_CODE)
+        return listing(folder)
+
+    monkeypatch.setattr(os, "scandir", list_anew)
+    ray_train._fit(SimpleNamespace(fit=lambda: late.write_text("0")), told.logs, "again")
+
+
+def test_the_end_at_the_goals_deadline_is_no_failure(tmp_path):
+    told = beside_ray(tmp_path, "")
+    ended = SimpleNamespace(fit=lambda: (told.logs / ray_worker.EXIT_CODE).write_text("124"))
+    with pytest.raises(DeadlineReached, match=r"continue with `again` and a later one$"):
+        ray_train._fit(ended, told.logs, "again")
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (1, "3")])

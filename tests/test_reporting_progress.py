@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
 from batchwright.records.lines.run_lines import note
 from batchwright.records.run import recorded_loss
+from batchwright.records.text.problems import to_stderr
 from batchwright.reporting.render.live_tables import LiveWorkers
 from batchwright.reporting.render.progress import LINE_SECONDS, StepsProgress, progress, steps
 from dynamic_runs import shares_line, step_line
@@ -160,6 +163,17 @@ def test_without_a_console_everything_goes_to_standard_error(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "hello\nreading: 1 of 1\n"
+
+
+def test_what_nobody_can_read_any_more_ends_no_work(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, _):
+            raise OSError(errno.EIO, "the terminal was closed")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with progress(epochs=1) as shown:
+        shown.update(note("hello"))
+    to_stderr("hello")
 
 
 def test_countable_work_says_its_start_its_end_and_little_in_between():

@@ -454,6 +454,20 @@ def test_a_stopped_agent_gives_its_job_back_and_goes_on_later(service, queued, h
     assert service.store.runs.get(found.run).records == 21
 
 
+def test_an_agent_says_that_it_ends(service, tmp_path):
+    one = Here(service, tmp_path)
+
+    def stop(line):
+        one.told.append(line)
+        for _ in range(2):  # as the kernel and the shell do where the terminal is closed
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    one.agent._tell = stop
+    with pytest.raises(Interrupted, match="stopped by SIGHUP"):
+        one.agent.work()
+    assert service.store.agents.left() == {"one"}
+
+
 @pytest.mark.slow
 def test_a_service_that_is_away_at_the_end_hears_of_it_later(service, queued, hold, tmp_path):
     here = Here(service, tmp_path / "agent")

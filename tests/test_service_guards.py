@@ -3,8 +3,11 @@ answer carries."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import re
+import sys
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,7 +20,7 @@ from batchwright.service.database.tables import runs
 from batchwright.service.middleware.bodies import STRANGERS_BYTES
 from batchwright.service.middleware.hosts import HEADERS
 from batchwright.service.middleware.identify import MAX_KEYS, Rates
-from batchwright.service.operating.serving import JsonLines
+from batchwright.service.operating.serving import LOGGERS, JsonLines, log_to_stderr
 from batchwright.service.problems import Refused
 from batchwright.service.reading import check_json
 from batchwright.service.settings import Limits
@@ -445,6 +448,28 @@ def test_a_mistake_of_ours_gives_nothing_away_and_is_in_the_log(service, caplog,
     (record,) = caplog.records
     assert record.fields["request_id"] == answer.headers["x-request-id"]
     assert "secret of the house" in JsonLines().format(record)
+
+
+def test_at_a_terminal_the_log_is_quiet_or_in_words(service, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(one.level, one.handlers, one.propagate) for one in loggers]
+    try:
+        log_to_stderr(None)
+        service.get("read", "/v1/runs")
+        assert terminal.getvalue() == ""
+        log_to_stderr("info")
+        service.get("read", "/v1/runs")
+        logging.getLogger(LOGGERS[0]).error("failed", extra={"fields": {"request_id": "x"}})
+    finally:
+        for one, (level, handlers, propagate) in zip(loggers, before, strict=True):
+            one.setLevel(level)
+            one.handlers, one.propagate = handlers, propagate
+    line, error = terminal.getvalue().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d GET /v1/runs 200, \d+ ms for read", line)
+    assert error[8:] == " error: failed, request_id x"
 
 
 def test_a_line_of_the_log_is_json_and_holds_no_parameter(service, caplog):

@@ -281,6 +281,34 @@ def test_a_failed_job_says_why(empty):
     assert "data-over" in page.source
 
 
+def test_a_job_that_has_ended_is_submitted_again(empty):
+    service = empty
+    job = a_job(service, "mine", auto=True, epochs=7)
+    browser = service.sign_in()
+    page = browse(browser, f"/jobs/{job}")
+    assert "Submit it again" not in page.source
+    post(browser, f"/jobs/{job}/cancel", page.csrf)
+    assert "Submit it again" in browse(browser, f"/jobs/{job}").source
+    assert "Submit it again" not in browse(service.sign_in("read"), f"/jobs/{job}").source
+    answer = post(browser, f"/jobs/{job}/again", page.csrf)
+    assert answer.status_code == 303
+    new = service.store.jobs.get(answer.headers["location"].rpartition("/")[2])
+    former = service.store.jobs.get(job)
+    assert (former.state, new.state) == ("cancelled", "queued")
+    asked = [(one.name, one.auto, one.job, one.needs) for one in (former, new)]
+    assert asked[0] == asked[1]
+
+
+def test_an_agent_that_has_said_that_it_ends_is_not_ready(empty):
+    name, browser = an_agent(empty), empty.sign_in()
+    empty.post("report", f"/v1/agents/{name}/leave")
+    page = browse(browser, "/jobs")
+    assert '<span class="state stopped">' in page.source
+    assert '<span class="state ready">' not in page.source
+    an_agent(empty)  # it comes back
+    assert '<span class="state ready">' in browse(browser, "/jobs").source
+
+
 def test_agents_are_shown_and_when_they_fall_silent(empty):
     service = empty
     an_agent(service, NASTY[:100].replace("/", "-"))

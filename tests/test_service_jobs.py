@@ -563,6 +563,16 @@ def test_agents_are_listed_with_what_they_work_on(web, service, clock):
     assert two == {"name": "two", "allow": ["data=digits"], "seen": clock() - 3} | nothing
 
 
+def test_no_job_waits_for_an_agent_that_has_said_that_it_ends(web, service):
+    for name in ("one", "two"):
+        web.agent(name)
+    web.submit()
+    web.say(web.lease("one"), "queued")
+    assert web.lease("two") is None  # left to the agent that had it
+    assert service.post("report", "/v1/agents/one/leave").status_code == 204
+    assert web.lease("two") is not None
+
+
 def test_a_name_belongs_to_the_token_that_took_it(web, service):
     web.agent()
     mine = web.planned(auto=True)[1]

@@ -24,6 +24,7 @@ from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - f
 from samples import make_data, make_plan, make_profile
 from services import ADDRESS
 from test_learning import taught
+from test_service_job_pages import planned
 
 
 @pytest.fixture
@@ -281,6 +282,19 @@ def test_the_profile_of_a_run_can_be_planned_from(service):
     page = browse(service.sign_in(), f"/planner?profile=run:{run}")
     assert "of run the run" in page.source
     assert "Cost over time" in page.source
+
+
+def test_the_profiles_of_runs_and_jobs_are_offered(empty):
+    service = empty
+    without = service.a_run(profile=None)
+    run = service.a_run(profile=make_measured(), name="the run")
+    job = planned(service)
+    page = browse(service.sign_in(), "/planner")
+    assert "No profile yet" not in page.source
+    assert "Cost over time" in page.source  # planned from the run, as nothing was uploaded
+    offered = [one["value"] for one in page.all("option")]
+    assert {f"run:{run}", f"job:{job}"} <= {*offered}
+    assert f"run:{without}" not in offered
 
 
 @pytest.mark.parametrize(

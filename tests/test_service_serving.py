@@ -152,14 +152,14 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
         assert service.end(signal.SIGINT) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_comes_before_the_server_has_begun_ends_it(tmp_path, monkeypatch, number):
     begun = []
     monkeypatch.setattr(
         uvicorn.Server, "run", lambda server, sockets: begun.append(server.should_exit)
     )
     monkeypatch.setattr(process, "gc", mock.Mock())
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", port=0)
     try:
         process.serve(settings, on_start=lambda *_: signal.raise_signal(number))

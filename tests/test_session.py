@@ -947,6 +947,25 @@ def test_a_signal_that_the_program_around_python_handles_is_left_to_it(taken, mo
     assert {number: known(number) for number in STOP_SIGNALS} == before
 
 
+@pytest.mark.parametrize("taken", [lambda: closing(StopRequest()), noting_signals])
+def test_a_closed_terminal_under_nohup_stops_nothing(taken):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with taken():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_closed_terminal_is_one_signal_however_often_it_is_told(once):
+    """The kernel and the shell tell it; a second signal would end the run without a checkpoint."""
+    with noting_signals(once=once) as noted:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+    assert noted == [signal.SIGHUP]
+
+
 def test_a_refused_session_gives_the_signals_back():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(PlanError):

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,14 @@ import pytest
 import torch
 
 import batchwright as bw
-from batchwright.errors import BatchwrightError, FileError, Interrupted, JobError, WorkerError
+from batchwright.errors import (
+    BatchwrightError,
+    DeadlineReached,
+    FileError,
+    Interrupted,
+    JobError,
+    WorkerError,
+)
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan, RunSummary, Sweep
 from batchwright.records.agent_rules import not_allowed
@@ -22,7 +30,7 @@ from batchwright.records.documents import change_job, read_record, write_record
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import write_inputs
 from batchwright.workflows.engines import slurm as slurm_engine
-from batchwright.workflows.engines.slurm_script import notice, script, tasks_per_node
+from batchwright.workflows.engines.slurm_script import body, notice, script, tasks_per_node
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
 from batchwright.workflows.prepare_job import data_facts
@@ -138,6 +146,16 @@ def programs(tmp_path, monkeypatch):
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
     return make
+
+
+@pytest.mark.parametrize(("code", "starts"), [(137, 3), (130, 1), (2, 1), (0, 1)])
+def test_the_script_starts_killed_tasks_again_and_no_interrupted_ones(
+    programs, tmp_path, code, starts
+):
+    programs("srun", f"echo >> {tmp_path}/starts; exit {code}")
+    done = subprocess.run(["/bin/bash", "-c", body("true", 2)], capture_output=True, check=False)
+    assert done.returncode == code
+    assert (tmp_path / "starts").read_text() == "\n" * starts
 
 
 def test_without_sbatch_the_line_says_where_to_run_it(programs, tmp_path):
@@ -308,12 +326,45 @@ def test_a_silent_controller_has_no_second_job_submitted(programs, submitted, mo
 def test_a_job_that_is_there_is_said_to_go_on_without_keys_that_come_later(
     programs, submitted, capfd
 ):
-    (submitted / "slurm.sh").write_text("srun batchwright run epochs=9\n", encoding="utf-8")
+    kept = "srun batchwright run epochs=9 slurm.partition=others\n"
+    (submitted / "slurm.sh").write_text(kept, encoding="utf-8")
     programs("scontrol", answers(facts("PENDING"), facts("CANCELLED")))
     with pytest.raises(BatchwrightError, match="slurm job 7 was cancelled"):
         bw.run(run_folder=submitted, resume=True, overrides=["epochs=9", "slurm.partition=other"])
     said = capfd.readouterr().err
     assert "job 7 goes on as it was submitted, without slurm.partition=other: to change" in said
+
+
+def test_a_job_that_is_just_being_submitted_as_ctrl_c_comes_is_not_lost(
+    programs, submitted, monkeypatch
+):
+    """Its number would be known to nobody, and the next command would submit another job."""
+    (submitted / "logs" / "slurm" / "job").unlink()
+    monkeypatch.setenv("US", str(os.getpid()))
+    programs("sbatch", "kill -INT $US; /bin/sleep 0.2; echo 8")
+    with pytest.raises((Interrupted, KeyboardInterrupt)) as stopped:
+        bw.run(run_folder=submitted, resume=True)
+    assert str(stopped.value).startswith("slurm job 8 goes on by itself; come back to it with `")
+    assert (submitted / "logs" / "slurm" / "job").read_text("utf-8") == "8\n"
+
+
+def test_a_summary_that_a_network_disk_shows_late_is_found(
+    programs, submitted, monkeypatch, undrawn
+):
+    """Such a disk says for up to a minute that a file is missing, unless the folder is listed."""
+    programs("scontrol", answers(facts("RUNNING"), facts("COMPLETED")))
+    summary, late, listing = make_summary(), submitted / "late", os.scandir
+    plan = summary.plan.model_copy(update={"job": make_job(launch="slurm")})
+    write_inputs(submitted, plan, None)
+    write_record(summary, late)
+
+    def list_anew(folder="."):
+        if Path(folder) == submitted and late.exists():
+            late.rename(submitted / "summary.json")
+        return listing(folder)
+
+    monkeypatch.setattr(os, "scandir", list_anew)
+    assert bw.run(run_folder=submitted, resume=True).epochs == summary.epochs
 
 
 @pytest.mark.parametrize("state", ["RESV_DEL_HOLD", "REQUEUE_HOLD", "UNHEARD_OF"])
@@ -328,6 +379,16 @@ def test_a_job_that_may_run_yet_is_followed(programs, submitted, capfd, state):
 def test_a_jobs_number_that_is_none_is_refused_in_a_line(submitted, held):
     (submitted / "logs" / "slurm" / "job").write_bytes(held)
     with pytest.raises(FileError, match="logs/slurm/job holds no number of a Slurm job: if `squeu"):
+        bw.run(run_folder=submitted, resume=True)
+
+
+def test_the_end_at_the_goals_deadline_is_no_failure(programs, submitted):
+    programs("scontrol", answers(facts("RUNNING"), facts("FAILED", "124:0")))
+    line = (
+        "slurm job 7 has ended at goal.deadline, with a checkpoint; continue with `batchwright run "
+        f"--resume --out {submitted}` and a later one"
+    )
+    with pytest.raises(DeadlineReached, match=f"^{re.escape(line)}$"):
         bw.run(run_folder=submitted, resume=True)
 
 

@@ -19,7 +19,9 @@ if sys.platform == "win32":  # before anything that there is on other systems al
     sys.stderr.write("error: batchwright does not run on Windows; use Linux or WSL 2\n")
     sys.exit(2)
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+    _STOPS.append(signal.SIGHUP)
 _PROCESS, _MAIN_THREAD = os.getpid(), _thread.get_ident()
 _RETRY = 0.05  # seconds: far more than the end of a finalizer takes
 

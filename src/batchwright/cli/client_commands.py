@@ -299,7 +299,7 @@ def _url_and_token(server: str, token_file: Path | None) -> tuple[str, str]:
 
 
 def _tell(line: str) -> None:
-    """Print a line on standard error, unprintable characters escaped."""
-    from batchwright.records.text.problems import printable
+    """Print a line on standard error, if that can be written; see `to_stderr`."""
+    from batchwright.records.text.problems import to_stderr
 
-    print(printable(line), file=sys.stderr, flush=True)
+    to_stderr(line)

@@ -118,9 +118,9 @@ def serve(
         ),
     ] = None,
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        typer.Option(help="Lowest level that is logged."),
-    ] = "info",
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(help="Lowest level that is logged; else info, and warning at a terminal."),
+    ] = None,
 ) -> None:
     """Serve runs, plans, jobs and pages. Needs no torch."""
     with _with_serve():

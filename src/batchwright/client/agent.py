@@ -13,7 +13,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from urllib.parse import quote
@@ -25,6 +25,7 @@ from batchwright.client.job_work import JobWork
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
 from batchwright.client.submitting import not_understood, understood
+from batchwright.distributed.processes import stop_signals
 from batchwright.errors import BatchwrightError, Interrupted, stopped_by
 from batchwright.records.agent_rules import rules_of
 from batchwright.records.service import (
@@ -41,7 +42,7 @@ from batchwright.storage.locks import take
 
 ASK_SECONDS = 2.0  # between two requests for a job
 MAX_REASON = 2000  # characters
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _IDENTITY = "agent.json"  # in the agent's folder
 
 
@@ -111,6 +112,8 @@ class Agent:
                     self._stopping.wait(ASK_SECONDS)
                 else:
                     self._carry_out(lease)
+            if known:
+                self._leave()
         raise Interrupted(self._number, stopped_by(self._number))
 
     def _introduce(self) -> None:
@@ -122,6 +125,12 @@ class Agent:
         info = understood(AgentInfo, answer, self._service.url)
         self._introduction = self._introduction.model_copy(update={"name": info.name})
         self._tell(f"{info.name} waits for jobs of {self._service.url}")
+
+    def _leave(self) -> None:
+        """Tell the service that this agent ends, in one attempt; without it others wait for it."""
+        request = LeaseRequest(session=self._session).model_dump_json().encode()
+        with suppress(ServiceError):
+            self._service.post(f"{_address(self._introduction.name)}/leave", request)
 
     def _lease(self) -> Lease | None:
         """A lease of a job, if there is a job for this agent. One that it cannot read is given
@@ -195,11 +204,14 @@ class Agent:
         def note(number: int, frame: FrameType | None) -> None:
             del frame
             if self._stopping.is_set():
+                if number == signal.SIGHUP:  # a closed terminal sends several
+                    return
                 os._exit(128 + number)  # the processes that it has started die with it
             self._number = number
             self._stopping.set()
 
-        former = {number: signal.signal(number, note) for number in _SIGNALS}
+        heeded = _SIGNALS.intersection(stop_signals())
+        former = {number: signal.signal(number, note) for number in heeded}
         try:
             yield
         finally:

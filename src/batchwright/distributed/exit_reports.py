@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from batchwright.errors import BatchwrightError, DeadlineReached, FileError, WorkerError, stopped_by
+from batchwright.errors import (
+    BatchwrightError,
+    DeadlineReached,
+    FileError,
+    LostWorkerError,
+    WorkerError,
+    stopped_by,
+)
 from batchwright.storage.files import write_whole
 
 ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # names the folder to the workers
@@ -121,14 +128,15 @@ def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
     reports = reports_in(folder)
     told = {report["rank"] for report in reports if not report["secondary"]}
     for rank, name in killed({rank: code for rank, code in codes.items() if rank not in told}):
-        raise WorkerError(f"{killed_words(name_of(rank), name)}; logs are in {folder}")
+        raise LostWorkerError(f"{killed_words(name_of(rank), name)}; logs are in {folder}")
     if reports:
         first = reports[0]
         if first["exit_code"] == DeadlineReached.exit_code:
             raise DeadlineReached(first["message"])
-        kind = BatchwrightError if first["exit_code"] == 2 else WorkerError
-        prefix = "" if first["exit_code"] == 2 else f"{name_of(first['rank'])}: "
-        raise kind(prefix + first["message"])
+        if first["exit_code"] == 2:
+            raise BatchwrightError(first["message"])
+        kind = LostWorkerError if first["secondary"] else WorkerError
+        raise kind(f"{name_of(first['rank'])}: {first['message']}")
     last = last_line(folder)
     raise WorkerError(f"the workers ended: {last}; logs are in {folder}")
 

@@ -42,8 +42,8 @@ VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # of a sweep or a job's agent, for verb
 ENGINE_PARENT = "BATCHWRIGHT_ENGINE_PARENT"  # of an engine's worker, for the command beside it
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 STARTED_AGAIN = "BATCHWRIGHT_STARTED_AGAIN"  # when it last started all workers
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that ask a run for a checkpoint and an orderly end."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""Signals that ask a run for a checkpoint and an orderly end; SIGHUP is of a closed terminal."""
 SHORT_SPIN = "3000"  # turns that a waiting OpenMP thread spins before it sleeps
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun's agents for their workers
 _IMPORTED_BY = os.getpid(), os.getppid()  # process and parent at import; a fork has others
@@ -78,6 +78,16 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The `STOP_SIGNALS` to set a handler for: not one whose handler is of C, which could not be
+    put back, nor a SIGHUP that is ignored, as under nohup.
+    """
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    if handlers[signal.SIGHUP] == signal.SIG_IGN:
+        del handlers[signal.SIGHUP]
+    return [number for number, handler in handlers.items() if handler is not None]
 
 
 def refuse_unguarded_script() -> None:

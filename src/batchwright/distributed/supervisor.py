@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from batchwright.distributed.exit_reports import forget_reports, stopped_where
-from batchwright.distributed.processes import STOP_SIGNALS
+from batchwright.distributed.processes import stop_signals
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import Interrupted, stopped_by
 
@@ -135,14 +135,17 @@ def noting_signals(*, once: bool = False) -> Iterator[list[int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         del frame
+        if number == signal.SIGHUP and number in noted:  # a closed terminal sends several
+            return
         noted.append(number)
         if once:
             put_back()
+            if number == signal.SIGHUP:
+                signal.signal(number, note)
 
     try:
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not None:  # else of C, and it could not be put back
-                former[number] = signal.signal(number, note)
+        for number in stop_signals():
+            former[number] = signal.signal(number, note)
     except ValueError:  # not the main thread
         yield noted
         return

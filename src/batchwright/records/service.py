@@ -281,7 +281,7 @@ class AgentInfo(Record):
 
 
 class LeaseRequest(Record):
-    """An agent asks for a job."""
+    """An agent asks for a job, or says that it ends."""
 
     session: Identifier | None = Field(
         None, description="Identifier of its process, as in its introduction."

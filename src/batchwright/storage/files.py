@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -102,6 +102,14 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise refusal(path, error) from error
         raise
+
+
+def look_again(folder: Path) -> None:
+    """Have a network disk see which files others have written into a folder by now: otherwise it
+    may say for a minute that one is missing which it has missed before.
+    """
+    with suppress(OSError), os.scandir(folder):
+        pass
 
 
 def is_unfinished(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Stopping on request: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 ask for a checkpoint and an orderly end.
+"""Stopping on request: a signal of `STOP_SIGNALS` asks for a checkpoint and an orderly end.
 
 A handler only notes the signal. The request rides in the next step's last message, so all workers
 stop after the same step and none is left waiting in an exchange.
@@ -11,7 +11,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from batchwright.distributed.processes import STOP_SIGNALS
+from batchwright.distributed.processes import stop_signals
 from batchwright.errors import DeadlineReached, Interrupted, stopped_by
 
 
@@ -28,9 +28,8 @@ class StopRequest:
         self.number = 0
         self._former: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
-                if signal.getsignal(number) is not None:  # else of C, and it could not be put back
-                    self._former[number] = signal.signal(number, self._note)
+            for number in stop_signals():
+                self._former[number] = signal.signal(number, self._note)
 
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Ask for a stop as the signal with this number would; any thread may."""

@@ -15,7 +15,6 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
@@ -41,7 +40,7 @@ from batchwright.errors import (
     one_line,
 )
 from batchwright.records import Plan, Record
-from batchwright.storage.files import is_there
+from batchwright.storage.files import is_there, look_again
 
 if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Ended, Gathering
@@ -383,8 +382,7 @@ class _Work:
                     "give --out a folder on a disk that all hosts share, under the same path"
                 )
             time.sleep(0.1)
-            with suppress(OSError), os.scandir(path.parent):
-                pass  # makes a network disk forget that the name was missing
+            look_again(path.parent)
 
     def _train(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
         _train(

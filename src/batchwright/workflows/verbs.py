@@ -18,7 +18,14 @@ from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
-from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError, WorkerError
+from batchwright.errors import (
+    ArgumentError,
+    FileError,
+    Interrupted,
+    LostWorkerError,
+    PlanError,
+    WorkerError,
+)
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import (
@@ -579,8 +586,9 @@ def _reported(summary: RunSummary) -> RunSummary:
 
 
 def _resumable(folder: Path, job: Job) -> AbstractContextManager[None]:
-    """Inside, a stop's message names the command that continues the run."""
-    return telling_how_to_resume(resuming_command(folder, job), deadline=job.goal.deadline)
+    """Inside, the message of a stop or a loss names the command that continues the run."""
+    command, deadline = resuming_command(folder, job), job.goal.deadline
+    return telling_how_to_resume(command, LostWorkerError, deadline=deadline)
 
 
 def _workers_of(job: Job) -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,5 +79,8 @@ def described(value: Any) -> str:
 
 
 def to_stderr(line: str) -> None:
-    """Print a line on standard error, unprintable characters escaped (`printable`)."""
-    print(printable(line), file=sys.stderr)  # noqa: T201 - a verb shows what it does
+    """Print a line on standard error, unprintable characters escaped (`printable`), if it can be
+    written: no work is to end because a terminal was closed.
+    """
+    with suppress(OSError):
+        print(printable(line), file=sys.stderr)  # noqa: T201 - a verb shows what it does

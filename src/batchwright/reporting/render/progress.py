@@ -9,12 +9,14 @@ standard output stays free for JSON. Rich honours ``NO_COLOR`` and ``TERM=dumb``
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from statistics import median
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from batchwright.records import EpochRecord, Plan
 from batchwright.records.lines.run_lines import (
@@ -315,11 +317,30 @@ def print_line(console: Console, text: str) -> None:
     console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
+class _Lasting:
+    """A stream that drops what it cannot write: no training is to end because nobody reads it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
 def standard_error() -> Console:
-    """A console that prints on standard error."""
+    """A console that prints on standard error, as long as that can be written."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(file=cast("TextIO", _Lasting(sys.stderr)), stderr=True)
 
 
 Word = tuple[int, str]  # rank and text; the text of the highest rank is left out first

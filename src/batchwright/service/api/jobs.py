@@ -180,3 +180,17 @@ def lease_job(
         return Response(status_code=204)
     store.audit.note(caller.name, "job.lease", lease.job.id, agent)
     return Response(lease.model_dump_json(), media_type="application/json")
+
+
+@agents_router.post("/{agent}/leave", status_code=204)
+def agent_leaves(
+    store: StoreDep,
+    caller: Reporter,
+    agent: AgentName,
+    request: Annotated[LeaseRequest, Body(default_factory=LeaseRequest)],
+) -> Response:
+    """Say that an agent ends, so that its jobs do not wait until it has been silent for long."""
+    require_owner(caller, store.agents.owner(agent))
+    store.agents.leave(agent, request.session)
+    store.audit.note(caller.name, "agent.leave", agent)
+    return Response(status_code=204)

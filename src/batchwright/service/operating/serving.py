@@ -63,7 +63,7 @@ def serve(
     on_start: Callable[[str, Store], None],
     proxy: str | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; requests in progress are answered first.
+    """Serve until SIGTERM, SIGINT or SIGHUP; requests in progress are answered first.
 
     Args:
         settings: Settings of the service.
@@ -103,8 +103,9 @@ def serve(
             # uvicorn ends in good order and then raises the signal again, for the handlers from
             # before. With these the exit code is 0, as a stop that was asked for is no failure. A
             # signal before uvicorn has begun comes to them, too, and ends it as soon as it has.
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, end)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                    signal.signal(number, end)
             on_start(address_of(settings, listener), store)
             gc.freeze()  # the objects so far stay; collecting them takes as long as some answers
             gc.set_threshold(*COLLECTED_AFTER)
@@ -310,10 +311,34 @@ class JsonLines(logging.Formatter):
         return _JSON.encode(values)
 
 
-def log_to_stderr(level: str) -> None:
-    """Send what the service logs from ``level`` on to standard error."""
+class PlainLines(logging.Formatter):
+    """Log lines for a person at a terminal: local time, and the event with its fields in words."""
+
+    def __init__(self) -> None:
+        super().__init__("{asctime} {message}", "%H:%M:%S", style="{")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging names it so
+        """The line; a request is method, route, status, milliseconds and caller."""
+        fields = getattr(record, "fields", {})
+        if "route" in fields:
+            words = "{method} {route} {status}".format_map(fields)
+            caller = f" for {fields['caller']}" if fields["caller"] else ""
+            return f"{record.asctime} {words}, {1000 * fields['seconds']:.0f} ms{caller}"
+        more = "".join(f", {name} {value}" for name, value in fields.items())
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"{record.asctime} {level}{record.message}{more}"
+
+
+def log_to_stderr(level: str | None) -> None:
+    """Send what the service logs to standard error: as JSON, or in words if that is a terminal.
+
+    Args:
+        level: Lowest level; `None`: `info`, which has each request, but `warning` at a terminal.
+    """
+    watched = sys.stderr.isatty()
+    level = level or ("warning" if watched else "info")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(PlainLines() if watched else JsonLines())
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers = [handler]

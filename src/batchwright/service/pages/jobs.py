@@ -21,6 +21,7 @@ from batchwright.records.service import (
     Identifier,
     JobInfo,
     JobState,
+    JobSubmission,
     LogName,
     RunInfo,
 )
@@ -199,9 +200,12 @@ def _lists(
         filtered=state is not None or before is not None,
         older=older,
     )
-    seconds, now = store.settings.lease_seconds, store.clock()
+    seconds, now, left = store.settings.lease_seconds, store.clock(), store.agents.left()
     # An agent is there if it was heard of so lately that it would keep a job.
-    agents = [(agent, abs(now - agent.seen) <= seconds) for agent in store.agents.list()]
+    agents = [
+        (agent, "stopped" if agent.name in left else "silent" * (abs(now - agent.seen) > seconds))
+        for agent in store.agents.list()
+    ]
     table = fill(request, "agents.html", caller, agents=agents)
     return [Part("rows", "", rows), Part("agents", "Agents", table)]
 
@@ -247,6 +251,20 @@ def cancel_job(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Respo
     """Cancel a job, and show it."""
     api.cancel_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)
+
+
+@router.post("/{job}/again", dependencies=[Depends(check_form)])
+def submit_again(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Response:
+    """Queue a job that has ended once more, as it was submitted, and show the new one."""
+    info = store.jobs.get(job)
+    submission = JobSubmission(
+        name=info.name,
+        job=info.job,
+        auto=info.auto,
+        needs=info.needs,
+        keep_seconds=info.keep_seconds,
+    )
+    return RedirectResponse(f"/jobs/{api.submit_job(store, caller, submission).id}", 303)
 
 
 def _run_of(store: Store, info: JobInfo) -> RunInfo | None:

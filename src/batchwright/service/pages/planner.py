@@ -20,7 +20,7 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Estimate, Plan, Profile
 from batchwright.records.base import record_text
 from batchwright.records.documents import parse_record
-from batchwright.records.service import Identifier, NewProfile
+from batchwright.records.service import Identifier, JobInfo, NewProfile, RunInfo
 from batchwright.records.text.formatting import (
     counted,
     duration,
@@ -53,6 +53,9 @@ from batchwright.service.store.profiles import ProfileInfo
 from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
+
+MAX_OFFERED = 20
+"""Newest runs, and newest jobs, whose profiles the page offers."""
 
 MAX_KEPT = 64
 """Answers that stay in memory, so that going back to one costs nothing."""
@@ -220,9 +223,9 @@ def _given(request: Request) -> dict[str, str]:
 
 def _page(request: Request, caller: Caller, wrong: str = "", status: int = 200) -> Response:
     store, given = store_of(request), _given(request)
-    newest = store.profiles.list(1)
-    if "profile" not in given and newest:
-        given["profile"] = newest[0].id
+    options = _options(store, given.get("profile", ""))
+    if "profile" not in given and options:
+        given["profile"] = options[0][0]
     answer = request.app.state.plan_answers.answer(store, given)
     return render(
         request,
@@ -230,7 +233,7 @@ def _page(request: Request, caller: Caller, wrong: str = "", status: int = 200) 
         caller,
         status=status,
         chosen=given.get("profile", ""),
-        profiles=_options(store, given.get("profile", "")),
+        profiles=options,
         own=[_option(info) for info in store.profiles.list() if caller.owns(info.owner or "")],
         fields=FIELDS,
         more_fields=MORE_FIELDS,
@@ -241,10 +244,15 @@ def _page(request: Request, caller: Caller, wrong: str = "", status: int = 200) 
 
 
 def _options(store: Store, chosen: str) -> list[tuple[str, str]]:
-    """Profiles to choose from, as (value, words): the stored ones, and a chosen run's or job's."""
+    """Profiles to choose from, as (value, words): the stored ones, and those of runs and jobs."""
     options = [_option(info) for info in store.profiles.list()]
+    runs = store.runs.list(MAX_OFFERED, profiled=True)
+    options += [_option(run, "run") for run in runs]
+    for job in store.jobs.list(MAX_OFFERED):
+        if job.has_profile and job.run is None:  # that of a job that trains is its run's, too
+            options.append(_option(job, "job"))
     kind, _, identifier = chosen.partition(":")
-    if kind in ("run", "job") and identifier:
+    if kind in ("run", "job") and identifier and chosen not in dict(options):
         try:
             name = (store.runs if kind == "run" else store.jobs).get(identifier).name
         except ServiceProblem:
@@ -253,8 +261,9 @@ def _options(store: Store, chosen: str) -> list[tuple[str, str]]:
     return options
 
 
-def _option(info: ProfileInfo) -> tuple[str, str]:
-    return info.id, f"{info.name} ({datetime.fromtimestamp(info.created, UTC):%Y-%m-%d})"
+def _option(info: ProfileInfo | RunInfo | JobInfo, kind: str = "") -> tuple[str, str]:
+    words = f"{info.name} ({datetime.fromtimestamp(info.created, UTC):%Y-%m-%d})"
+    return (f"{kind}:{info.id}", f"of {kind} {words}") if kind else (info.id, words)
 
 
 def _shown(answer: Answer, given: dict[str, str]) -> dict[str, Any]:

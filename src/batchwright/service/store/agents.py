@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, update
 
 from batchwright.records.service import AgentInfo, AgentIntroduction
 from batchwright.records.text.formatting import duration
@@ -18,6 +18,9 @@ from batchwright.service.store.part import Common, Part, count, lock_for_insert
 
 FORGOTTEN_SECONDS = 30 * DAY
 """An agent silent for so long is forgotten, so that its name is free and the list stays short."""
+
+LEFT = ""
+"""Session of an agent whose process has said that it ends."""
 
 MAX_AGENTS = 1000
 
@@ -121,9 +124,27 @@ class Agents(Part):
             connection.execute(update(jobs).where(jobs.c.agent == former, LIVE).values(agent=name))
         return name
 
+    def leave(self, name: str, session: str | None) -> None:
+        """Note that an agent is not there any more, as its process ends.
+
+        Args:
+            name: Name of the agent.
+            session: Session of that process; one that has introduced itself since stays there.
+        """
+        this = [agents.c.name == name]
+        if session is not None:
+            this.append(agents.c.session == session)
+        self._write(update(agents).where(*this).values(session=LEFT))
+
     def list(self) -> list[AgentInfo]:
         """All agents, by name."""
         return [*self._infos()]
+
+    def left(self) -> set[str]:
+        """Names of the agents whose process has said that it ends."""
+        return {
+            row.name for row in self._read(select(agents.c.name).where(agents.c.session == LEFT))
+        }
 
     def owner(self, name: str) -> str:
         """Name of the token that speaks for an agent.
@@ -178,10 +199,11 @@ def refuse_former_session(name: str, newest: str | None, session: str | None) ->
 
 
 def heard_lately(now: float, seconds: float) -> ColumnElement[bool]:
-    """Condition: an agent was heard of less than ``seconds`` ago. One that was heard of long in the
-    future, before the clock was set back, is not there.
+    """Condition: an agent was heard of less than ``seconds`` ago, and has not left. One that was
+    heard of long in the future, before the clock was set back, is not there.
     """
-    return and_(agents.c.seen > now - seconds, agents.c.seen < now + seconds)
+    stays = or_(agents.c.session.is_(None), agents.c.session != LEFT)
+    return and_(agents.c.seen > now - seconds, agents.c.seen < now + seconds, stays)
 
 
 def _of_another_token(name: str) -> Conflict:

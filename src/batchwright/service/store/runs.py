@@ -197,6 +197,8 @@ class Runs(Part):
         before: str | None = None,
         state: RunState | None = None,
         query: str = "",
+        *,
+        profiled: bool = False,
     ) -> list[RunInfo]:
         """Runs, the newest first.
 
@@ -205,6 +207,7 @@ class Runs(Part):
             before: Identifier of the last run of the previous page; `None`: the first page.
             state: State of the runs; `None`: any.
             query: Text that name, network, data or method holds, whatever its case.
+            profiled: Whether to list only runs whose profile was sent.
 
         Raises:
             NotFound: There is no run ``before``.
@@ -218,6 +221,8 @@ class Runs(Part):
             wanted = wanted.where(runs.c.outcome.is_(None), heard)
         elif state is not None:
             wanted = wanted.where(runs.c.outcome == state)
+        if profiled:
+            wanted = wanted.where(runs.c.profile.is_not(None))
         if query:
             searched = (runs.c.name, runs.c.network, runs.c.data, runs.c.method)
             texts = [query]

@@ -29,7 +29,7 @@ from batchwright.records.job import check_job
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import read_summary, resuming_words
 from batchwright.records.text.problems import to_stderr
-from batchwright.storage.files import is_there
+from batchwright.storage.files import is_there, look_again
 from batchwright.workflows.prepare_job import refuse_unconfirmed_code
 
 
@@ -150,6 +150,7 @@ def hand_over(
         named = [part for word in trackers for part in ("--tracker", word)]
         command += [*reported, *["--follow-advice"] * follow_advice, *named, *overrides]
         resolve_name(job.launcher.submit)(folder, job, command)
+        look_again(folder)
     return read_summary(folder)
 
 

@@ -18,11 +18,18 @@ from signal import SIGTERM
 from typing import Any
 
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import Interrupted, JobError, WorkerError, one_line, stopped_by
+from batchwright.errors import (
+    DeadlineReached,
+    Interrupted,
+    JobError,
+    WorkerError,
+    one_line,
+    stopped_by,
+)
 from batchwright.records import Job
 from batchwright.records.run_folder import resuming_command
 from batchwright.records.text.problems import to_stderr
-from batchwright.storage.files import make_folder
+from batchwright.storage.files import look_again, make_folder
 from batchwright.storage.follow_lines import Tail
 from batchwright.workflows.engines import show_log_line
 from batchwright.workflows.engines.ray_worker import EXIT_CODE, HEARD, LOG, STOP, Work, look, work
@@ -250,10 +257,16 @@ def _fit(trainer: Any, logs: Path, again: str) -> None:
                 raise Interrupted(
                     noted[0], f"{stopped_by(noted[0])} at once; continue with `{again}`"
                 )
+    look_again(logs)
     tail(show_log_line)
     code = _exit_code(logs / EXIT_CODE)
     if noted and code == 128 + SIGTERM:
         raise Interrupted(noted[0], f"{stopped_by(noted[0])}; continue with `{again}`")
+    if code == DeadlineReached.exit_code:
+        raise DeadlineReached(
+            f"the run has ended at goal.deadline, with a checkpoint; continue with `{again}` and a "
+            "later one"
+        )
     if failures or code:
         why = _why(failures[0]) if failures else f"exit code {code}"
         on = f"; continue with `{again}`" if failures else ""

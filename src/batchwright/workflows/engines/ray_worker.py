@@ -24,6 +24,7 @@ from batchwright.errors import WorkerError
 from batchwright.records.lines.flat_lines import flat_values
 from batchwright.records.lines.line_files import METRICS, sound_line
 from batchwright.records.registries.launchers import STARTED_BY
+from batchwright.storage.files import look_again
 from batchwright.storage.follow_lines import Tail
 
 EXIT_CODE, STOP, HEARD, LOG = "exit-code", "stop", "stopping", "worker-{rank}.log"
@@ -32,6 +33,7 @@ seen it; the output of each worker."""
 
 _STEP_SECONDS = 1.0  # between two broadcasts of the first worker
 _LAST_SECONDS = 60.0  # for a process to end after the first one's has
+_STUCK_SECONDS = 600.0  # for the first one to end after another that has failed
 _SHARED_SECONDS = 10.0  # until a file must be visible on a shared disk
 
 
@@ -94,7 +96,7 @@ def work(given: dict[str, Any]) -> None:
         given: Values of a `Work`.
 
     Raises:
-        WorkerError: The process was killed, after which Ray starts all workers again.
+        WorkerError: A process was killed or fell silent, after which Ray starts all workers again.
     """
     from ray import train
 
@@ -128,15 +130,20 @@ def _carry_out(order: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str
     epochs: list[dict[str, Any]] = []
     process = _start(order, rank)
     stop = stopping = False
+    since = 0.0  # when this process was first seen to have ended
     try:
         while True:
             time.sleep(_STEP_SECONDS)
             ended = process.poll()
             if rank == 0:
                 lines(epochs.append)
-            elif ended is not None and ended < 0 and not stopping:
+            elif ended is not None and not stopping:
                 # Worker 0 itself may notice the loss only after a long time.
-                raise WorkerError(f"{where} was killed")
+                if ended < 0:
+                    raise WorkerError(f"{where} was killed")
+                since = since or time.monotonic()
+                if ended and time.monotonic() > since + _STUCK_SECONDS:
+                    raise WorkerError(f"worker 0 fell silent, which {where} has waited for")
             own = (ended, bool(epochs), _stop(order)) if rank == 0 else None
             ended, known, asked = broadcast_from_rank_zero(own)
             stop = stop or asked
@@ -150,8 +157,12 @@ def _carry_out(order: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str
                 epochs.clear()
             if ended is not None:
                 break
-        with suppress(subprocess.TimeoutExpired):
+        try:
             code = process.wait(_LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            if ended == WorkerError.exit_code and not stopping:  # worker 0 has missed this one
+                raise WorkerError(f"{where} fell silent") from None
+        else:
             if code < 0 and not stop and not (stopping and code == -SIGTERM):
                 raise WorkerError(f"{where} was killed")
     finally:
@@ -202,6 +213,7 @@ def _start(order: Work, rank: int) -> subprocess.Popen[bytes]:
 
 def _stop(order: Work) -> bool:
     """Whether the run is to stop, also where Ray restarted all workers since the request."""
+    look_again(order.logs)
     with suppress(OSError):
         (order.logs / STOP).replace(order.logs / HEARD)
     return (order.logs / HEARD).exists()

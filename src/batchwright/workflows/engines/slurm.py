@@ -12,12 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from batchwright.errors import FileError, Interrupted, JobError, WorkerError
+from batchwright.distributed.supervisor import noting_signals
+from batchwright.errors import DeadlineReached, FileError, Interrupted, JobError, WorkerError
 from batchwright.records import Job
 from batchwright.records.documents import write_text
 from batchwright.records.run_folder import resuming_command
 from batchwright.records.text.problems import to_stderr
-from batchwright.storage.files import make_folder
+from batchwright.storage.files import look_again, make_folder
 from batchwright.storage.follow_lines import Tail
 from batchwright.workflows.engines import show_log_line
 from batchwright.workflows.engines.slurm_script import script
@@ -97,12 +98,13 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
     kept = logs / "job"
     again = resuming_command(folder, job)
     number = _number_there(kept, again)
-    found = bool(number)
+    found, stops = bool(number), list[int]()
     if not found:
         text = script(folder.resolve(), job, command)
         write_text(text, folder / "slurm.sh")
-        number = _sbatch(folder / "slurm.sh")
-        write_text(f"{number}\n", kept)
+        with noting_signals() as stops:  # else a job might be there whose number nobody knows
+            number = _sbatch(folder / "slurm.sh")
+            write_text(f"{number}\n", kept)
     to_stderr(f"slurm job {number}{' is still there' * found}, log in {logs / f'{number}.log'}")
     if found and (left_out := _missing_keys(folder / "slurm.sh", job, command)):
         to_stderr(
@@ -110,6 +112,8 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
             f"{' '.join(left_out)}: to change it, `scancel {number}`, then give this command again"
         )
     try:
+        if stops:
+            raise KeyboardInterrupt(stops[0])
         _follow(number, logs / f"{number}.log", again, from_end=found)
     except KeyboardInterrupt as stop:
         raise Interrupted(
@@ -126,7 +130,8 @@ def _missing_keys(kept: Path, job: Job, command: Sequence[str]) -> list[str]:
     return [
         word
         for word in keys
-        if word.partition("=")[0] not in job.code_keys and shlex.quote(word) not in text
+        if word.partition("=")[0] not in job.code_keys
+        and not re.search(rf"(?<!\S){re.escape(shlex.quote(word))}(?!\S)", text)
     ]
 
 
@@ -207,6 +212,7 @@ def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:
             if state in _ENDED:
                 break
         time.sleep(_LOG_SECONDS)
+    look_again(log.parent)
     tail(show_log_line)
     _raise_unless_well(number, facts, log, again)
 
@@ -237,6 +243,11 @@ def _raise_unless_well(number: str, facts: dict[str, str], log: Path, again: str
         return
     if state == "CANCELLED":
         raise Interrupted(15, f"slurm job {number} was cancelled; continue with `{again}`")
+    if code == DeadlineReached.exit_code:
+        raise DeadlineReached(
+            f"slurm job {number} has ended at goal.deadline, with a checkpoint; continue with "
+            f"`{again}` and a later one"
+        )
     left = f"its log is {log}"
     if not log.exists():
         left = f"it has left no log {log}"
@@ -289,6 +300,7 @@ def _run(
             check=False,
             timeout=_ANSWER_SECONDS,
             env=variables,
+            start_new_session=True,  # the terminal's Ctrl-C is for this process alone
         )
     except FileNotFoundError:
         raise FileError(f"there is no {words[0]} on this machine's PATH, beside sbatch") from None

@@ -40,7 +40,8 @@ while :; do
       exit "$code"
       ;;
   esac
-  if [ "$code" -le 128 ] || [ "$left" -eq 0 ]; then
+  # 130: somebody has stopped it for good, by scancel --signal=INT.
+  if [ "$code" -le 128 ] || [ "$code" -eq 130 ] || [ "$left" -eq 0 ]; then
     exit "$code"
   fi
   left=$((left - 1))

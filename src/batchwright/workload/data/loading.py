@@ -203,7 +203,7 @@ def ignore_stop_signals(worker: int) -> None:
     """
     del worker
     Queue._on_queue_feeder_error = _send_why  # type: ignore[attr-defined] # here alone
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if (maker := multiprocessing.parent_process()) is not None:
