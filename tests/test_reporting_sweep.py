@@ -120,8 +120,10 @@ def test_the_rate_that_was_used_is_in_the_table_where_it_is_another_than_asked()
     by_batch = make_sweep({"global_batch": [64, 128]}, replaced=halved)
     assert [row[1] for row in setting_rows(by_batch)] == ["0.05", "0.1"]
     as_asked = make_sweep({"learning_rate": [0.05, 0.1]}, replaced=halved)
-    failed = {1: {"learning_rate": None, "state": "failed"}}
-    for plain in (as_asked, make_sweep(), make_sweep({"learning_rate": [0.1]}, 2, failed)):
+    failed = {"learning_rate": None, "state": "failed"}
+    again = make_sweep({"learning_rate": [0.1]}, 2, {1: failed})
+    unplanned = make_sweep({"warmup_epochs": [0.0, 1.0]}, 1, {0: failed})
+    for plain in (as_asked, make_sweep(), again, unplanned):
         assert "rate used" not in setting_head(plain)
         assert len(setting_rows(plain)[0]) == len(setting_head(plain))
 

@@ -201,6 +201,17 @@ def test_the_number_format_is_compared_once_at_the_largest_of_the_given_batches(
     again.prepare(found)
     again.measure(found, place)
     assert len(asked) == 1, "what was found is kept"
+    next((place / "profiles").glob("format-*")).unlink()  # it had another name in earlier versions
+    resumed = Planner(keys)
+    resumed.plans |= {
+        name: plan.model_copy(update={"precision": "float32"})
+        for name, plan in planner.plans.items()
+    }
+    added = [cell for cell in found if cell.name not in resumed.plans]
+    resumed.prepare(added)
+    resumed.measure(added, place)
+    assert len(asked) == 1, "added values get the format of the plans"
+    assert {resumed.plans[cell.name].precision for cell in added} == {"float32"}
     asked.clear()
     monkeypatch.setattr("batchwright.workload.host.computes_in_bfloat16", lambda device: False)
     plain = Planner(keys)

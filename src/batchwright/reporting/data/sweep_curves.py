@@ -216,7 +216,8 @@ def _rates_used(sweep: Sweep) -> list[str]:
     rates = [planned.get(json.dumps(one.values)) for one in sweep.settings]
     keys = [one.key for one in sweep.keys]
     at = keys.index("learning_rate") if "learning_rate" in keys else None
-    asked = [rates[0] if at is None else one.values[at] for one in sweep.settings]
+    first = next((rate for rate in rates if rate is not None), None)
+    asked = [first if at is None else one.values[at] for one in sweep.settings]
     if all(rate in (None, one) for rate, one in zip(rates, asked, strict=True)):
         return []
     return ["-" if rate is None else f"{rate:.4g}" for rate in rates]

@@ -128,16 +128,15 @@ class Planner:
         """Settings grouped by the values of some job keys; a group's own key is their JSON."""
         groups: dict[str, list[list[Cell]]] = {}
         for of_setting in settings:
-            job = self._ready[of_setting[0].name]
-            values = job.model_dump(mode="json", include=set(keys))
-            groups.setdefault(json.dumps(values, sort_keys=True), []).append(of_setting)
+            key = _agreeing(self._ready[of_setting[0].name], keys)
+            groups.setdefault(key, []).append(of_setting)
         return groups
 
     def _plan_given(self, key: str, group: Sequence[list[Cell]], folder: Path) -> None:
         """Plan settings with given batches, all in the format that is fastest at the largest batch.
 
         They get the same format, since they are to be compared, also if the sweep gets more values
-        later. Its folder keeps it.
+        later. Its folder keeps it, and that of an earlier version's sweep at least in the plans.
         """
         from batchwright.probing.commands import Compared
         from batchwright.probing.probe import compare_formats
@@ -146,8 +145,15 @@ class Planner:
         largest = max(jobs, key=lambda job: 0 if job.global_batch == "auto" else job.global_batch)
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
         kept = folder / "profiles" / f"format-{digest}.json"
+        planned = [
+            plan.precision
+            for plan in self.plans.values()
+            if _agreeing(plan.job, _FORMAT_KEYS) == key and not needs_probe(plan.job)
+        ]
         if kept.exists():
-            compared = read_record(kept, Compared)
+            precision = read_record(kept, Compared).precision
+        elif planned and "precision" not in self._keys:
+            precision = planned[0]
         else:
             logs = folder / "logs" / f"format-{digest}"
             make_folder(logs)
@@ -155,8 +161,9 @@ class Planner:
             workers = 1 if largest.workers == "auto" else largest.workers  # as planned below
             compared = compare_formats(largest.model_copy(update={"workers": workers}), logs)
             write_record(compared, kept)
+            precision = compared.precision
         for cells, job in zip(group, jobs, strict=True):
-            chosen = job.model_copy(update={"precision": compared.precision})
+            chosen = job.model_copy(update={"precision": precision})
             plan = plan_without_profile(chosen, self._data_of(job), self._network_of(job))
             self._take(cells, plan)
 
@@ -252,3 +259,8 @@ def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:
     for cell in cells:
         found.setdefault(json.dumps(cell.values), []).append(cell)
     return list(found.values())
+
+
+def _agreeing(job: Job, keys: frozenset[str]) -> str:
+    """The values of some keys of a job, as JSON."""
+    return json.dumps(job.model_dump(mode="json", include=set(keys)), sort_keys=True)

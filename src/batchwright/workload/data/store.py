@@ -171,7 +171,9 @@ def free_bytes() -> int:
     Raises:
         FileError: The cache folder cannot be made.
     """
-    for left in cache_folder().glob("*/*.part"):  # whoever writes one holds its lock
+    folder = cache_folder()  # the user may have named one that holds other folders as well
+    for left in (*folder.glob("stores/*.part"), *folder.glob("fetched/*.part")):
+        # Whoever writes one holds its lock.
         with (
             suppress(Busy, OSError),
             lock_file(left.with_suffix(".lock"), seconds=0, waiting=lambda _: None),
