@@ -22,6 +22,7 @@ from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Estimate, Job, Plan
 from batchwright.records.documents import change_job
 from batchwright.records.lines.run_lines import EpochLine
+from batchwright.records.text.formatting import in_bytes
 from batchwright.reporting.data.live_run import RunLines, summary_so_far
 from batchwright.workflows.drift import drift_of
 from batchwright.workflows.exports.trainers import refuse_what_trainers_cannot
@@ -33,6 +34,7 @@ from samples import (
     make_job,
     make_network,
     make_profile,
+    make_summary,
     reason,
 )
 from samples import make_plan as make_sample_plan
@@ -198,6 +200,16 @@ def test_measured_epochs_are_compared_with_the_row_that_they_had() -> None:
     lines = RunLines(epochs=[EpochLine(kind="epoch", record=one, epochs=30) for one in epochs])
     shown = summary_so_far("a run", plan, None, lines)
     assert [row.global_batch_size for row in shown.plan.stages] == [96, 192]
+
+
+def test_a_notebook_shows_the_peak_beside_the_memory_of_the_largest_batch() -> None:
+    much = Estimate(value=7e9, low=6e9, high=8e9)
+    larger = PLAN.growth[0].model_copy(update={"predicted_bytes": much})
+    plan = PLAN.model_copy(update={"growth": (larger,)}).as_trained({0: 96, 5: 192})
+    epoch = make_epoch(5)
+    workers = tuple(one.model_copy(update={"peak_bytes": 7 * 10**9}) for one in epoch.workers)
+    (shown,) = make_summary(plan=plan, epochs=(make_epoch(5, workers=workers),))._tables()
+    assert [cells[:2] for cells in shown.rows] == [("peak memory", in_bytes(much))]
 
 
 # ------------------------------------------------------------------------------------ in training
