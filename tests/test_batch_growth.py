@@ -18,6 +18,7 @@ from benchmarks.methods import batch_growth
 from batchwright.algorithms.batch_growth import rows_in_reach
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Estimate, Job, Plan
 from batchwright.records.documents import change_job
@@ -139,6 +140,11 @@ def test_a_batch_that_leaves_no_room_does_not_grow_and_the_plan_says_so() -> Non
     plan = planned(global_batch=256)
     assert plan.growth == ()
     assert reason(plan, "growth of the batch").value == "none"
+    (doubt,) = (one for one in rate_schedule(plan).doubts if "batch_growth" in one)
+    assert doubt.startswith("batch_growth=noise leaves the batch at 256: twice")
+    (doubt,) = rate_schedule(planned(global_batch=256, workers=1)).doubts
+    assert "at 256, and steps are cut for it: twice" in doubt
+    assert not any("batch_growth" in one for one in rate_schedule(planned()).doubts)
     capped = planned(method="dynamic-batch", most_local_batch=64)
     assert [row.global_batch_size for row in capped.growth] == [128]
 
