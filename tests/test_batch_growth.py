@@ -24,6 +24,7 @@ from batchwright.records import Estimate, Job, Plan
 from batchwright.records.documents import change_job
 from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.text.formatting import in_bytes
+from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.live_run import RunLines, summary_so_far
 from batchwright.workflows.drift import drift_of
 from batchwright.workflows.exports.trainers import refuse_what_trainers_cannot
@@ -208,6 +209,14 @@ def test_measured_epochs_are_compared_with_the_row_that_they_had() -> None:
     assert [row.global_batch_size for row in shown.plan.stages] == [96, 192]
 
 
+def test_of_the_batches_that_a_run_had_the_plan_chose_the_first() -> None:
+    plan = planned()
+    grown = plan.as_trained({0: 64, 1: 128})
+    assert len(grown.stages) == 2
+    picked = [one.global_batch_size for one in grown.considered if is_chosen(grown, one)]
+    assert picked == [64]
+
+
 def test_a_notebook_shows_the_peak_beside_the_memory_of_the_largest_batch() -> None:
     much = Estimate(value=7e9, low=6e9, high=8e9)
     larger = PLAN.growth[0].model_copy(update={"predicted_bytes": much})
@@ -226,8 +235,8 @@ TINY = growing(make_tiny_plan(micro=2, epochs=5), 2, 4)  # 5 samples of 22, in p
 
 @pytest.fixture
 def rising(monkeypatch) -> None:
-    """A noise scale of ten samples for each step of several parts; the first epoch has four."""
-    monkeypatch.setattr(NoiseState, "noise_scale", property(lambda self: 10.0 * self.updates))
+    """A noise scale of 500 samples for each step of several parts; the first epoch has four."""
+    monkeypatch.setattr(NoiseState, "noise_scale", property(lambda self: 500.0 * self.updates))
 
 
 def trained(folder, plan=TINY, *, until=None, resume=False):
@@ -254,8 +263,8 @@ def test_epochs_go_on_with_a_larger_batch_and_a_higher_rate_once_the_noise_has_g
     assert rates == pytest.approx([0.1, 0.1, *[0.1 * sqrt(2)] * 3])
     assert [(row.epochs, row.global_batch_size) for row in summary.plan.stages] == [(2, 5), (3, 10)]
     assert notes(tmp_path / "run") == [
-        "from epoch 3 on the batch is 10, not 5: the gradient noise scale has grown from 40 to 80 "
-        "samples"
+        "from epoch 3 on the batch is 10, not 5: the gradient noise scale has grown from 2,000 to "
+        "4,000 samples"
     ]
 
 
