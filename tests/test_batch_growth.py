@@ -24,6 +24,7 @@ from batchwright.records import Estimate, Job, Plan
 from batchwright.records.documents import change_job
 from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.text.formatting import in_bytes
+from batchwright.records.text.plan_facts import plan_facts
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.live_run import RunLines, summary_so_far
 from batchwright.workflows.drift import drift_of
@@ -215,6 +216,16 @@ def test_of_the_batches_that_a_run_had_the_plan_chose_the_first() -> None:
     assert len(grown.stages) == 2
     picked = [one.global_batch_size for one in grown.considered if is_chosen(grown, one)]
     assert picked == [64]
+
+
+def test_trackers_and_model_cards_have_the_batches_that_a_run_had() -> None:
+    plan = planned(learning_rate=0.1, base_batch=64)
+    assert plan_facts(plan)["batch_growth"] == "noise"
+    grown = plan_facts(plan.as_trained({2: 128, 4: 256}))
+    assert grown["batch_growth"] == (
+        "noise, 128 from epoch 3 on at rate 0.141, 256 from epoch 5 on at rate 0.2"
+    )
+    assert "batch_growth" not in plan_facts(make_sample_plan())
 
 
 def test_a_notebook_shows_the_peak_beside_the_memory_of_the_largest_batch() -> None:
