@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 from benchmarks.harness.kept_runs import Run
 from benchmarks.methods import batch_growth
 
+import batchwright as bw
 from batchwright.algorithms.batch_growth import rows_in_reach
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
@@ -216,6 +217,12 @@ def test_of_the_batches_that_a_run_had_the_plan_chose_the_first() -> None:
     assert len(grown.stages) == 2
     picked = [one.global_batch_size for one in grown.considered if is_chosen(grown, one)]
     assert picked == [64]
+
+
+def test_a_simulation_says_that_its_batch_stays() -> None:
+    notes = [bw.simulate(plan, steps=50, repeats=2).notes for plan in (PLAN, make_sample_plan())]
+    told = [any("the batch stays" in note for note in one) for one in notes]
+    assert told == [True, False]
 
 
 def test_trackers_and_model_cards_have_the_batches_that_a_run_had() -> None:
