@@ -15,13 +15,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 from benchmarks.harness.kept_runs import Run
 from benchmarks.methods import batch_growth
 
+import batchwright as bw
 from batchwright.algorithms.batch_growth import rows_in_reach
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Estimate, Job, Plan
 from batchwright.records.documents import change_job
 from batchwright.records.lines.run_lines import EpochLine
+from batchwright.records.text.formatting import in_bytes
+from batchwright.records.text.plan_facts import plan_facts
+from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.live_run import RunLines, summary_so_far
 from batchwright.workflows.drift import drift_of
 from batchwright.workflows.exports.trainers import refuse_what_trainers_cannot
@@ -33,6 +38,7 @@ from samples import (
     make_job,
     make_network,
     make_profile,
+    make_summary,
     reason,
 )
 from samples import make_plan as make_sample_plan
@@ -137,6 +143,11 @@ def test_a_batch_that_leaves_no_room_does_not_grow_and_the_plan_says_so() -> Non
     plan = planned(global_batch=256)
     assert plan.growth == ()
     assert reason(plan, "growth of the batch").value == "none"
+    (doubt,) = (one for one in rate_schedule(plan).doubts if "batch_growth" in one)
+    assert doubt.startswith("batch_growth=noise leaves the batch at 256: twice")
+    (doubt,) = rate_schedule(planned(global_batch=256, workers=1)).doubts
+    assert "at 256, and steps are cut for it: twice" in doubt
+    assert not any("batch_growth" in one for one in rate_schedule(planned()).doubts)
     capped = planned(method="dynamic-batch", most_local_batch=64)
     assert [row.global_batch_size for row in capped.growth] == [128]
 
@@ -200,6 +211,40 @@ def test_measured_epochs_are_compared_with_the_row_that_they_had() -> None:
     assert [row.global_batch_size for row in shown.plan.stages] == [96, 192]
 
 
+def test_of_the_batches_that_a_run_had_the_plan_chose_the_first() -> None:
+    plan = planned()
+    grown = plan.as_trained({0: 64, 1: 128})
+    assert len(grown.stages) == 2
+    picked = [one.global_batch_size for one in grown.considered if is_chosen(grown, one)]
+    assert picked == [64]
+
+
+def test_a_simulation_says_that_its_batch_stays() -> None:
+    notes = [bw.simulate(plan, steps=50, repeats=2).notes for plan in (PLAN, make_sample_plan())]
+    told = [any("the batch stays" in note for note in one) for one in notes]
+    assert told == [True, False]
+
+
+def test_trackers_and_model_cards_have_the_batches_that_a_run_had() -> None:
+    plan = planned(learning_rate=0.1, base_batch=64)
+    assert plan_facts(plan)["batch_growth"] == "noise"
+    grown = plan_facts(plan.as_trained({2: 128, 4: 256}))
+    assert grown["batch_growth"] == (
+        "noise, 128 from epoch 3 on at rate 0.141, 256 from epoch 5 on at rate 0.2"
+    )
+    assert "batch_growth" not in plan_facts(make_sample_plan())
+
+
+def test_a_notebook_shows_the_peak_beside_the_memory_of_the_largest_batch() -> None:
+    much = Estimate(value=7e9, low=6e9, high=8e9)
+    larger = PLAN.growth[0].model_copy(update={"predicted_bytes": much})
+    plan = PLAN.model_copy(update={"growth": (larger,)}).as_trained({0: 96, 5: 192})
+    epoch = make_epoch(5)
+    workers = tuple(one.model_copy(update={"peak_bytes": 7 * 10**9}) for one in epoch.workers)
+    (shown,) = make_summary(plan=plan, epochs=(make_epoch(5, workers=workers),))._tables()
+    assert [cells[:2] for cells in shown.rows] == [("peak memory", in_bytes(much))]
+
+
 # ------------------------------------------------------------------------------------ in training
 
 
@@ -208,8 +253,8 @@ TINY = growing(make_tiny_plan(micro=2, epochs=5), 2, 4)  # 5 samples of 22, in p
 
 @pytest.fixture
 def rising(monkeypatch) -> None:
-    """A noise scale of ten samples for each step of several parts; the first epoch has four."""
-    monkeypatch.setattr(NoiseState, "noise_scale", property(lambda self: 10.0 * self.updates))
+    """A noise scale of 500 samples for each step of several parts; the first epoch has four."""
+    monkeypatch.setattr(NoiseState, "noise_scale", property(lambda self: 500.0 * self.updates))
 
 
 def trained(folder, plan=TINY, *, until=None, resume=False):
@@ -236,8 +281,8 @@ def test_epochs_go_on_with_a_larger_batch_and_a_higher_rate_once_the_noise_has_g
     assert rates == pytest.approx([0.1, 0.1, *[0.1 * sqrt(2)] * 3])
     assert [(row.epochs, row.global_batch_size) for row in summary.plan.stages] == [(2, 5), (3, 10)]
     assert notes(tmp_path / "run") == [
-        "from epoch 3 on the batch is 10, not 5: the gradient noise scale has grown from 40 to 80 "
-        "samples"
+        "from epoch 3 on the batch is 10, not 5: the gradient noise scale has grown from 2,000 to "
+        "4,000 samples"
     ]
 
 

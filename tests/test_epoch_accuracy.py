@@ -412,6 +412,23 @@ def test_no_plan_learns_from_a_run_that_patience_ended_early():
     assert "--run RUN" in learnt_words(whole)
 
 
+def test_a_batch_that_grew_has_one_accuracy_of_all_its_stages_from_which_no_plan_learns():
+    """Its accuracy is not that of one batch, so plans leave it out."""
+    run = run_of(0.3, 0.4, 0.42)
+    stage, batches = run.plan.stages[0], (96, 96, 192)
+    grown = stage.model_copy(update={"local_batch_sizes": (128, 64)})
+    plan = run.plan.model_copy(update={"growth": (grown,)}).as_trained(dict(enumerate(batches)))
+    epochs = [
+        one.model_copy(update={"global_batch_size": batch})
+        for one, batch in zip(run.epochs, batches, strict=True)
+    ]
+    run = run.model_copy(update={"plan": plan, "epochs": tuple(epochs)})
+    names = [cells[0] for cells in compared_rows(run)]
+    assert names[1:4] == [*(f"seconds per epoch, stage {n}" for n in (1, 2)), "held-out accuracy"]
+    assert accuracy_comparison(run).inside is False
+    assert learnt_words(run) == ""
+
+
 def test_the_page_draws_what_was_predicted_up_to_the_end_of_the_plan():
     text = page(run_of(0.31, 0.32))
     assert "predicted, 95 % interval" in text

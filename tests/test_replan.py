@@ -212,5 +212,9 @@ def test_plans_that_cannot_change_and_workers_that_nobody_knows_of_are_said():
     profile = measured_with(2)
     with pytest.raises(PlanError, match="method=cyclic keeps its batches"):
         for_other_workers(make_cyclic_plan(), profile, 1, 1)
+    plan = make_plan(profile)
+    grows = plan.model_copy(update={"growth": plan.stages})
+    with pytest.raises(PlanError, match="batch_growth=noise changes the batch"):
+        for_other_workers(grows, profile, 1, 1)
     with pytest.raises(PlanError, match="workers=3"):
-        for_other_workers(make_plan(profile), profile, 1, 3)
+        for_other_workers(plan, profile, 1, 3)

@@ -272,6 +272,13 @@ def doubts(plan: Plan, least: int) -> tuple[str, ...]:
     if split is None:
         return ()
     found: dict[str, None] = {}
+    if plan.job.batch_growth != "off" and not plan.growth:
+        cut = ", and steps are cut for it" if plan.stages[0].accumulation_steps > 1 else ""
+        found[
+            f"{split.key} leaves the batch at {plan.stages[0].global_batch_size}{cut}: twice as "
+            "many samples leave too few steps an epoch, are not quicker, or are more than "
+            "most_local_batch allows; give a smaller global_batch, or leave batch_growth out"
+        ] = None
     for stage in plan.stages:
         for sizes in _steps(split, stage):
             batch, most = sum(sizes), _largest(sizes, stage.micro_batch_size, least)

@@ -321,7 +321,7 @@ class RunSummary(Document):
     def _tables(self) -> list[Shown]:
         """Predicted and measured figures, those that have both."""
         plan, seconds, accuracy = self.plan, self.measured_epoch_seconds, self.accuracy
-        top = max(plan.stages, key=lambda stage: stage.resolution)
+        top = max(plan.stages, key=lambda stage: (stage.resolution, stage.global_batch_size))
         predicted, last = top.predicted_epoch_seconds, next(reversed(plan.epoch_accuracy), None)
         peaks = [one.peak_bytes for e in self.epochs for one in e.workers if one.peak_bytes]
         rows = []

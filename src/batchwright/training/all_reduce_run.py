@@ -350,8 +350,8 @@ class AllReduceRun:
         self.state.growth = growth
         self._recorder.note(
             f"from epoch {self.state.epoch + 1} on the batch is {self.stage.global_batch_size}, "
-            f"not {before}: the gradient noise scale has grown from {known[0]:.0f} to "
-            f"{max(known):.0f} samples"
+            f"not {before}: the gradient noise scale has grown from {known[0]:,.0f} to "
+            f"{max(known):,.0f} samples"
         )
 
     def _end_epoch(self) -> None:

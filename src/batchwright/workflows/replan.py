@@ -288,8 +288,9 @@ def for_other_workers(plan: Plan, profile: Profile, epoch: int, workers: int) ->
         PlanError: The plan cannot change, or nothing is known of that number of workers.
     """
     if not may_change(plan):
-        what = "batch_growth=noise" if plan.growth else f"method={plan.method}"
-        raise PlanError(f"{what} keeps its batches to the end")
+        if plan.growth:
+            raise PlanError("batch_growth=noise changes the batch by the gradient noise alone")
+        raise PlanError(f"method={plan.method} keeps its batches to the end")
     now, first = plan.stages[plan.stage_of(epoch)], plan.stages[0]
     if workers == first.workers:
         again, row = plan, first

@@ -104,6 +104,9 @@ class ImaginedCluster:
     ) -> None:
         self.plan, self.scenario, self.workers = plan, scenario, workers
         self.notes: dict[str, None] = {}
+        if plan.growth:
+            words = "the batch stays, so times are upper bounds: only gradients tell how it grows"
+            self.notes[f"{words} (batch_growth=noise)"] = None
         self._profiles = profiles
         # The plan's worker that each one is like; numbers are in proportion to the plan's.
         self.like = np.arange(workers, dtype=np.int64) * plan.workers // workers

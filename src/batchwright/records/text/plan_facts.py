@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from batchwright.records.plan import Plan
 
 Fact = str | int | float
@@ -9,7 +11,11 @@ Fact = str | int | float
 
 def plan_facts(plan: Plan) -> dict[str, Fact]:
     """Choices and predictions of a plan, by name; seconds are those of its first stage's epochs."""
-    stage = plan.stages[0]
+    stage, ends = plan.stages[0], accumulate(row.epochs for row in plan.stages)
+    grown = (
+        f"{row.global_batch_size} from epoch {end + 1} on at rate {row.learning_rate:.3g}"
+        for row, end in zip(plan.stages[1:], ends, strict=False)
+    )
     found: dict[str, Fact | None] = {
         "network": plan.network.name,
         "data": plan.data.name,
@@ -19,6 +25,7 @@ def plan_facts(plan: Plan) -> dict[str, Fact]:
         "global_batch": stage.global_batch_size,
         "local_batches": ", ".join(map(str, stage.local_batch_sizes)),
         "learning_rate": stage.learning_rate,
+        "batch_growth": ", ".join((plan.job.batch_growth, *grown)) if plan.growth else None,
         "decay": plan.learning_rate.decay,
         "resolution": stage.resolution,
         "precision": plan.precision,

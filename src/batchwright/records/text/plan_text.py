@@ -94,10 +94,12 @@ def method_words(plan: PlanFields) -> str:
 
 
 def planned_sizes(plan: PlanFields) -> frozenset[Size]:
-    """Workers, resolution and global batch of each of the plan's stages."""
-    return frozenset(
-        (stage.workers, stage.resolution, stage.global_batch_size) for stage in plan.stages
-    )
+    """Workers, resolution and global batch of each of the plan's stages.
+
+    Where the batch grows while training, only of the first one: the plan chose no other.
+    """
+    stages = plan.stages[:1] if plan.growth else plan.stages
+    return frozenset((row.workers, row.resolution, row.global_batch_size) for row in stages)
 
 
 def is_chosen(plan: PlanFields, one: Prediction, planned: frozenset[Size] | None = None) -> bool:

@@ -278,12 +278,13 @@ def accuracy_words(summary: RunSummary) -> str:
 def learnt_words(summary: RunSummary) -> str:
     """How a later plan can learn from a mispredicted accuracy; empty if it was inside.
 
-    It is empty, too, if `goal.patience` ended the run before its last epoch: plans do not learn
-    from such a run.
+    It is empty, too, if `goal.patience` ended the run before its last epoch, or its batch changed:
+    plans do not learn from such a run.
     """
     reached = accuracy_comparison(summary)
     stalled = ended_early(summary) and not reached_epoch(summary.plan, summary.epochs)
-    if stalled or reached.inside is not False:
+    batches = {one.global_batch_size for one in summary.epochs}
+    if stalled or reached.inside is not False or len(batches) > 1:
         return ""
     return (
         f"Accuracy was {reached.verdict} of the prediction. A later plan learns from this run with "
@@ -346,9 +347,11 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
         naming_epoch: Name the accuracy's epoch also if it is the plan's last one.
     """
     plan, measured = summary.plan, measured_word(summary)
+    several = len(plan.stages) > 1
 
     def row(word: str, one: Comparison, shown: str, value: Callable[[float], str]) -> list[str]:
-        stage = f", stage {stage_word(plan, one.stage)}" if len(plan.stages) > 1 else ""
+        # An accuracy is that of the whole training.
+        stage = f", stage {stage_word(plan, one.stage)}" if several and not one.is_share else ""
         found = f"not {measured}" if one.measured is None else value(one.measured)
         return [
             word + stage,
