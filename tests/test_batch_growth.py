@@ -143,6 +143,9 @@ def test_a_batch_that_leaves_no_room_does_not_grow_and_the_plan_says_so() -> Non
     plan = planned(global_batch=256)
     assert plan.growth == ()
     assert reason(plan, "growth of the batch").value == "none"
+    few = planned(goal={"doubling_gain": 0.4})
+    assert few.growth == ()
+    assert "saves less than goal.doubling_gain=0.4" in reason(few, "growth of the batch").why
     (doubt,) = (one for one in rate_schedule(plan).doubts if "batch_growth" in one)
     assert doubt.startswith("batch_growth=noise leaves the batch at 256: twice")
     (doubt,) = rate_schedule(planned(global_batch=256, workers=1)).doubts

@@ -276,7 +276,7 @@ def doubts(plan: Plan, least: int) -> tuple[str, ...]:
         cut = ", and steps are cut for it" if plan.stages[0].accumulation_steps > 1 else ""
         found[
             f"{split.key} leaves the batch at {plan.stages[0].global_batch_size}{cut}: twice as "
-            "many samples leave too few steps an epoch, are not quicker, or are more than "
+            "many samples leave too few steps an epoch, save too little time, or are more than "
             "most_local_batch allows; give a smaller global_batch, or leave batch_growth out"
         ] = None
     for stage in plan.stages:

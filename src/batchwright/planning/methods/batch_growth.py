@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from batchwright.algorithms.learning_rate import scaled_rate
 from batchwright.planning.chosen import Chosen
@@ -20,7 +21,8 @@ the trainings that show what growth saves (docs/decisions/0098)."""
 def growth_rows(times: Measured | Stated, planned: Stage) -> tuple[Stage, ...]:
     """The planned row with two, four and eight times its batch.
 
-    The last one is that before an epoch would have too few steps, or would not be quicker.
+    The last one is that before an epoch would have too few steps, or doubling the batch would save
+    less than `goal.doubling_gain` of its time.
 
     Args:
         times: Step times; its job says how the rate follows the batch.
@@ -40,15 +42,15 @@ def _larger(times: Measured | Stated, planned: Stage) -> Iterator[Stage]:
         rate = scaled_rate(planned.learning_rate, first, batch, job.rate_scaling)
         level = {**times.level(planned.resolution, batch), "learning_rate": rate}
         before, row = row, planned.model_copy(update=level)
-        if not _is_quicker(row, before) or _beyond_bounds(job, row):
+        if _saved(row, before) < job.goal.doubling_gain or _beyond_bounds(job, row):
             return
         yield row
 
 
-def _is_quicker(row: Stage, other: Stage) -> bool:
-    """Whether an epoch of a row is predicted to take less time; true where that is unknown."""
+def _saved(row: Stage, other: Stage) -> float:
+    """Share of the other row's predicted epoch that a row saves; infinite where that is unknown."""
     one, than = row.predicted_epoch_seconds, other.predicted_epoch_seconds
-    return one is None or than is None or one.value < than.value
+    return inf if one is None or than is None else 1 - one.value / than.value
 
 
 def _beyond_bounds(job: Job, row: Stage) -> bool:
@@ -64,8 +66,9 @@ def growth_reasons(job: Job, rows: Sequence[Stage], update: OptimizerName) -> tu
     if not rows:
         value = "none"
         why = (
-            f"Asked for, but twice the batch leaves fewer than {LEAST_STEPS} steps an epoch, is "
-            "not quicker, or is more than most_local_batch allows."
+            f"Asked for, but twice the batch leaves fewer than {LEAST_STEPS} steps an epoch, saves "
+            f"less than goal.doubling_gain={job.goal.doubling_gain:g} of the time, or is more than "
+            "most_local_batch allows."
         )
     else:
         value = f"to at most {rows[-1].global_batch_size} samples"
