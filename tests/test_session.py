@@ -968,6 +968,13 @@ def test_a_closed_terminal_is_one_signal_however_often_it_is_told(once):
     assert noted == [signal.SIGHUP]
 
 
+def test_who_closes_the_terminal_after_ctrl_c_does_not_hasten_the_end():
+    with noting_signals() as noted:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+    assert noted == [signal.SIGINT]
+
+
 def test_a_script_whose_terminal_is_closed_ends_as_one_that_was_stopped(tmp_path, monkeypatch):
     """Though its last line cannot be written any more."""
 
