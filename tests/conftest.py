@@ -11,6 +11,7 @@ import io
 import os
 import resource
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, nullcontext
@@ -56,6 +57,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set up Hypothesis, torch and the garbage collector in a process that runs tests."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup: commands would heed none
+        signal.signal(signal.SIGHUP, lambda *_: None)
     if not config.option.basetemp and "TMPDIR" not in os.environ and _takes_folders():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if config.getoption("numprocesses", None):  # others run them

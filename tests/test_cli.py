@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -845,6 +846,19 @@ def test_the_folder_of_a_sweep_is_no_run(refused, place):
 def test_a_plan_of_several_rows_counts_its_stages(capsys):
     output.print_plan(make_hybrid_plan(), explain=False)
     assert ", 16, 24, 32 px in 6 stages, sgd at rate " in capsys.readouterr().err
+
+
+def test_a_plan_and_results_that_nobody_can_read_any_more_end_no_run(monkeypatch):
+    """As `run` prints them on standard error, before it trains and after it."""
+
+    class Closed(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    for explain in (False, True):
+        output.print_plan(make_hybrid_plan(), explain=explain)
+    output.finish(make_summary(), as_json=False)
 
 
 def test_at_a_terminal_a_plan_is_shown_and_printed_only_if_asked(command, place, monkeypatch):

@@ -398,9 +398,9 @@ def test_a_process_that_is_killed_costs_one_request(workers, number, problem, li
     assert workers.call(SECONDS, abs, -1) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_end_that_all_processes_get_breaks_nothing_off(workers, number):
-    """A supervisor sends it so; an agent would hear that its plan is refused, and fail its job."""
+    """So supervisors and terminals do; an agent would hear that its plan is refused, and fail."""
     pid = workers.call(SECONDS, os.getpid)
     workers.call(SECONDS, os.kill, pid, number)
     assert workers.call(SECONDS, os.getpid) == pid

@@ -462,14 +462,14 @@ def test_at_a_terminal_the_log_is_quiet_or_in_words(service, monkeypatch):
         assert terminal.getvalue() == ""
         log_to_stderr("info")
         service.get("read", "/v1/runs")
-        logging.getLogger(LOGGERS[0]).error("failed", extra={"fields": {"request_id": "x"}})
+        logging.getLogger(LOGGERS[0]).error("failed", extra={"fields": {"why": "\x1b[2J"}})
     finally:
         for one, (level, handlers, propagate) in zip(loggers, before, strict=True):
             one.setLevel(level)
             one.handlers, one.propagate = handlers, propagate
     line, error = terminal.getvalue().splitlines()
     assert re.fullmatch(r"\d\d:\d\d:\d\d GET /v1/runs 200, \d+ ms for read", line)
-    assert error[8:] == " error: failed, request_id x"
+    assert error[8:] == r" error: failed, why \x1b[2J"
 
 
 def test_a_line_of_the_log_is_json_and_holds_no_parameter(service, caplog):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import multiprocessing
 import os
 import random
@@ -964,6 +966,25 @@ def test_a_closed_terminal_is_one_signal_however_often_it_is_told(once):
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
     assert noted == [signal.SIGHUP]
+
+
+def test_who_closes_the_terminal_after_ctrl_c_does_not_hasten_the_end():
+    with noting_signals() as noted:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+    assert noted == [signal.SIGINT]
+
+
+def test_a_script_whose_terminal_is_closed_ends_as_one_that_was_stopped(tmp_path, monkeypatch):
+    """Though its last line cannot be written any more."""
+
+    class Closed(io.StringIO):
+        def write(self, _):
+            raise OSError(errno.EIO, "the terminal was closed")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with pytest.raises(SystemExit, match="129"), make_session(run_folder=tmp_path / "run") as one:
+        train(one, each_step=lambda: os.kill(os.getpid(), signal.SIGHUP))
 
 
 def test_a_refused_session_gives_the_signals_back():

@@ -148,7 +148,7 @@ def programs(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize(("code", "starts"), [(137, 3), (130, 1), (2, 1), (0, 1)])
+@pytest.mark.parametrize(("code", "starts"), [(137, 3), (130, 1), (129, 1), (2, 1), (0, 1)])
 def test_the_script_starts_killed_tasks_again_and_no_interrupted_ones(
     programs, tmp_path, code, starts
 ):

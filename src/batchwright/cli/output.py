@@ -190,9 +190,14 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
 
     Those go to the stream ``reasons``; unset: to standard error, too.
     """
+    from batchwright.records.text.problems import to_stderr
+
+    if explain and reasons is not None:
+        print(explained(plan, reasons), file=reasons)
+        return
     if explain:
-        stream = reasons or sys.stderr
-        print(explained(plan, stream), file=stream)
+        for line in explained(plan, sys.stderr).splitlines():
+            to_stderr(line)
         return
     from batchwright.records.text.formatting import (
         counted,
@@ -221,19 +226,18 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
         batches += f" ({local_batches(top.local_batch_sizes)}{first})"
     sides = ", ".join(str(side) for side in sorted({stage.resolution for stage in plan.stages}))
     rows = f" in {len(plan.stages)} stages" if len(plan.stages) > 1 else ""
-    print(
+    to_stderr(
         f"plan: {counted(plan.workers, 'worker')}, {batches}, "
         f"{sides} px{rows}, "
-        f"{plan.update} at rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
-        file=sys.stderr,
+        f"{plan.update} at rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}"
     )
 
 
 def show(table: Any) -> None:
-    """Print a rich table on standard error."""
-    from rich.console import Console
+    """Print a rich table on standard error, if that can be written."""
+    from batchwright.reporting.render.progress import standard_error
 
-    Console(stderr=True).print(table)
+    standard_error().print(table)
 
 
 def finish_run(summary: RunSummary, as_json: bool) -> None:
@@ -251,19 +255,20 @@ def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None
 
     ``page`` is the report, where that is not in the run folder.
     """
+    from batchwright.records.text.problems import to_stderr
     from batchwright.reporting.data.reading import learnt_words, refit_words
     from batchwright.reporting.render.tables import summary_table
 
     show(summary_table(summary))
     for line in (refit_words(summary), learnt_words(summary)):
         if line:
-            print(line, file=sys.stderr)
+            to_stderr(line)
     found = page or Path(summary.run_folder) / "report.html"
     if (Path(summary.run_folder) / "plan.json").exists():
         command = shlex.join(["batchwright", "explain", summary.run_folder])
-        print(f"why this plan: {command}", file=sys.stderr)
+        to_stderr(f"why this plan: {command}")
     if found.exists():
-        print(f"report: {found}", file=sys.stderr)
+        to_stderr(f"report: {found}")
     if as_json:
         print(json.dumps(result(summary), indent=2))
 

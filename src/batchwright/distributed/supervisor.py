@@ -135,7 +135,7 @@ def noting_signals(*, once: bool = False) -> Iterator[list[int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         del frame
-        if number == signal.SIGHUP and number in noted:  # a closed terminal sends several
+        if number == signal.SIGHUP and noted:  # a closed terminal sends several, and hastens none
             return
         noted.append(number)
         if once:

@@ -227,9 +227,9 @@ def free_at_once() -> None:
 
 def main() -> None:
     """Run a worker process, by the command line above."""
-    # The service decides when this process ends. A supervisor sends these signals to all processes
-    # of the service, and a request that waits for this one would fail.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # The service decides when this process ends. A supervisor, or a closed terminal, sends these
+    # signals to all processes of the service, and a request that waits for this one would fail.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     free_at_once()
     gc.disable()  # collecting would go through hundreds of thousands of values again and again

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from batchwright.distributed.server_child import SERVER
 from batchwright.errors import FileError, Interrupted, NewPlan, PlanError, TrainingError
 from batchwright.records import Plan, Stage
 from batchwright.records.documents import record_of, refuse_no_path, write_record
-from batchwright.records.text.problems import printable
+from batchwright.records.text.problems import printable, to_stderr
 from batchwright.storage.locks import WAIT_SECONDS, Lock, take
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.feeding import Batch, Feed, ImagePart, feed_of
@@ -590,4 +589,4 @@ class Session:
 
 
 def _say(line: str) -> None:
-    print(f"batchwright: {line}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
+    to_stderr(f"batchwright: {line}")

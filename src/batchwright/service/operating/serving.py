@@ -27,7 +27,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, printable
 from batchwright.service.app import create_app
 from batchwright.service.middleware.hosts import is_loopback
 from batchwright.service.operating.local import is_local, keep_local_token
@@ -323,10 +323,12 @@ class PlainLines(logging.Formatter):
         if "route" in fields:
             words = "{method} {route} {status}".format_map(fields)
             caller = f" for {fields['caller']}" if fields["caller"] else ""
-            return f"{record.asctime} {words}, {1000 * fields['seconds']:.0f} ms{caller}"
-        more = "".join(f", {name} {value}" for name, value in fields.items())
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        return f"{record.asctime} {level}{record.message}{more}"
+            words += f", {1000 * fields['seconds']:.0f} ms{caller}"
+        else:
+            more = "".join(f", {name} {value}" for name, value in fields.items())
+            level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+            words = f"{level}{record.message}{more}"
+        return f"{record.asctime} {printable(words)}"  # others may have sent some of the text
 
 
 def log_to_stderr(level: str | None) -> None:

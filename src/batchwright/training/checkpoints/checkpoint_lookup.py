@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError
 from batchwright.records.run_folder import CHECKPOINTED, LAST, PREVIOUS
+from batchwright.records.text.problems import to_stderr
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.recorder import Recorder
 
@@ -36,7 +36,7 @@ class FoundCheckpoint:
             text = f"{'; '.join(self.problems)}; {self.path} is used instead: {where}"
             recorder.note(text)
             if recorder.folder is not None:  # only the run's writer has one
-                print(f"batchwright: {text}", file=sys.stderr)  # noqa: T201 - no other channel here
+                to_stderr(f"batchwright: {text}")
 
 
 def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:

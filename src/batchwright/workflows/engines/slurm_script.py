@@ -40,8 +40,8 @@ while :; do
       exit "$code"
       ;;
   esac
-  # 130: somebody has stopped it for good, by scancel --signal=INT.
-  if [ "$code" -le 128 ] || [ "$code" -eq 130 ] || [ "$left" -eq 0 ]; then
+  # 129, 130: somebody has stopped it for good, by scancel --signal=HUP or INT.
+  if [ "$code" -le 130 ] || [ "$left" -eq 0 ]; then
     exit "$code"
   fi
   left=$((left - 1))
