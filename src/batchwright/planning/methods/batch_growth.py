@@ -21,8 +21,8 @@ the trainings that show what growth saves (docs/decisions/0098)."""
 def growth_rows(times: Measured | Stated, planned: Stage) -> tuple[Stage, ...]:
     """The planned row with two, four and eight times its batch.
 
-    The last one is that before an epoch would have too few steps, or doubling the batch would save
-    less than `goal.doubling_gain` of its time.
+    They end before an epoch would have too few steps, or doubling the batch would save less than
+    `goal.doubling_gain` of its time.
 
     Args:
         times: Step times; its job says how the rate follows the batch.
