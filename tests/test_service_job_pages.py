@@ -287,6 +287,7 @@ def test_a_job_that_has_ended_is_submitted_again(empty):
     browser = service.sign_in()
     page = browse(browser, f"/jobs/{job}")
     assert "Submit it again" not in page.source
+    assert post(browser, f"/jobs/{job}/again", page.csrf).status_code == 409
     post(browser, f"/jobs/{job}/cancel", page.csrf)
     assert "Submit it again" in browse(browser, f"/jobs/{job}").source
     assert "Submit it again" not in browse(service.sign_in("read"), f"/jobs/{job}").source

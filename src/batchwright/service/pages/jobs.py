@@ -50,7 +50,7 @@ from batchwright.service.pages.rendering import (
     render,
     sentence,
 )
-from batchwright.service.problems import NotFound, ServiceProblem
+from batchwright.service.problems import Conflict, NotFound, ServiceProblem
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
 
@@ -257,6 +257,8 @@ def cancel_job(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Respo
 def submit_again(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Response:
     """Queue a job that has ended once more, as it was submitted, and show the new one."""
     info = store.jobs.get(job)
+    if info.state not in ENDED:
+        raise Conflict(f"the job is {info.state}: it can be submitted again once it has ended")
     submission = JobSubmission(
         name=info.name,
         job=info.job,
