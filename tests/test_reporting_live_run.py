@@ -421,5 +421,26 @@ def test_the_frontier_rises_in_time_and_falls_in_cost():
     assert json.dumps(titles)
 
 
+def test_the_frontier_has_accuracy_where_it_is_predicted():
+    """A candidate that is neither quickest nor cheapest is on it if it is the most accurate."""
+    accuracies = {256: Estimate(value=0.8, low=0.75, high=0.85)}
+    plan = make_choice(workers=(1,), chosen=(1, 256))
+    plan = plan.model_copy(
+        update={
+            "considered": tuple(
+                one.model_copy(update={"accuracy": accuracies.get(one.local_batch_size)})
+                for one in plan.considered
+            )
+        }
+    )
+    known, unknown = (
+        re.search(r"<caption>The frontier.*?</table>", pareto_part(one), re.DOTALL)[0]
+        for one in (plan, make_choice())
+    )
+    assert "The frontier of time, cost and accuracy, with 95 % intervals" in known
+    assert known.count("batch 256") == known.count("80.0 (75.0 to 85.0)") == 1
+    assert "ccuracy" not in unknown
+
+
 def test_a_plan_without_candidates_has_no_pareto_chart():
     assert pareto_part(make_plan(considered=())) == ""

@@ -96,15 +96,23 @@ def accuracy_chart(plan: Plan) -> str:
 
 
 def pareto_part(plan: Plan) -> str:
-    """Cost over time of all candidates, and a table of the frontier; empty without candidates."""
+    """Cost over time of all candidates, and a table of the frontier; empty without candidates.
+
+    Where accuracies are predicted, the table has the plan's own frontier, which counts them.
+    """
     curves = plan_curves(plan)
     if not curves.clusters:
         return ""
     (second, unit), (worth, currency) = units_of(curves)
+    every = [(cluster, one) for cluster in curves.clusters for one in cluster.points]
+    best = charts.frontier(curves)
+    if known := any(one.accuracy for _, one in every):
+        best = sorted((at for at in every if at[1].frontier), key=lambda at: at[1].seconds[0])
+    counts_it = known and not any(one.target_seconds for one in plan.considered)
     table = markup.table(
-        f"The frontier, with 95 % intervals; training in {unit}, cost "
-        f"{currency if currency.startswith('in ') else f'in {currency}'}",
-        ["candidate", "training", "cost"],
+        f"The frontier{' of time, cost and accuracy' * counts_it}, with 95 % intervals; training "
+        f"in {unit}, cost {currency if currency.startswith('in ') else f'in {currency}'}",
+        ["candidate", "training", "cost", *["accuracy (%)"] * known],
         [
             [
                 _named(
@@ -119,8 +127,9 @@ def pareto_part(plan: Plan) -> str:
                 ),
                 _range(one.seconds, second),
                 _range(one.cost, worth),
+                *[_percents(one.accuracy)] * known,
             ]
-            for cluster, one in spread(charts.frontier(curves), _MAX_ROWS)
+            for cluster, one in spread(best, _MAX_ROWS)
         ],
         cards=True,
     )
@@ -132,6 +141,13 @@ def _named(cluster: ClusterCurve, one: CurvePoint, words: Mapping[str, bool]) ->
     """A candidate's name, with those of the remarks ``words`` that apply."""
     remarks = ", ".join(word for word, applies in words.items() if applies)
     return f"{cluster.label}, batch {one.global_batch_size:,}" + (f": {remarks}" if remarks else "")
+
+
+def _percents(accuracy: tuple[float, float, float] | None) -> str:
+    """An accuracy with its interval, in percent."""
+    if accuracy is None:
+        return "-"
+    return "{:.1f} ({:.1f} to {:.1f})".format(*(100 * end for end in accuracy))
 
 
 def _range(ends: tuple[float, float, float], unit: float) -> str:
