@@ -147,8 +147,8 @@ BENCHMARK = Benchmark(
     "decisions",
     "Decisions",
     "Plans for six tasks, two training lengths and three probes each, judged by whole trainings "
-    "with every batch (32 to 2,048), SGD and Muon, and several rates (the candidates). Spread: the "
-    "range of a mean, the quartiles of a median",
+    "with every batch (32 to 2,048, or until an epoch has 4 steps), SGD and Muon, and several "
+    "rates (the candidates). Spread: the range of a mean, the quartiles of a median",
     (
         Figure("regret_points", "points", "mean", "accuracy that the plan loses: the best "
                "candidate that takes at most 1.1 times as long, minus the plan's batch and "
