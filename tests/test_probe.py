@@ -410,6 +410,12 @@ def test_each_trial_has_its_lines_where_no_display_can_move():
     assert len(lines) == 6
 
 
+def test_any_time_for_trials_can_be_shown():
+    told = []
+    Reporter(lambda *line: told.append(line), 5).trial("trial 1: sgd", 0.0, 1e30)
+    assert "trial 1: sgd, up to 999999999 days" in told[-1][-1]
+
+
 def test_seconds_beyond_the_budget_are_shown_as_they_are(monkeypatch):
     told, now = [], [100.0]
     reporter = Reporter(lambda *line: told.append(line), 20)

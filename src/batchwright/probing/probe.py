@@ -325,7 +325,9 @@ class Reporter:
         """Report the share of a trial that is done, and the seconds ``left`` for all trials."""
         self._trials_since = min(self._trials_since, self._clock())
         if self._progress is not None:
-            time_left = timedelta(seconds=max(0, math.ceil(left)))
+            # `probe.learning` may be more seconds than a `timedelta` holds.
+            most = int(timedelta.max.total_seconds()) - 1
+            time_left = timedelta(seconds=max(0, min(most, math.ceil(left))))
             words = f"{name}, up to {time_left} left for trials" if share < 1 else name
             self._progress(int(100 * share), 100, f"{words}, percent done")
 
