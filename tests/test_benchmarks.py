@@ -70,7 +70,13 @@ from benchmarks.harness.figures import (  # noqa: E402
 from benchmarks.harness.kept_runs import Run  # noqa: E402
 from benchmarks.harness.loads import until  # noqa: E402
 from benchmarks.harness.plans import Opened, facts_of, made_up_data  # noqa: E402
-from benchmarks.harness.turns import Arm, Turn, started, take_turns  # noqa: E402
+from benchmarks.harness.turns import (  # noqa: E402
+    Arm,
+    Turn,
+    images_per_second,
+    started,
+    take_turns,
+)
 from benchmarks.methods import large_batch, warmup  # noqa: E402
 from benchmarks.methods.cyclic import BENCHMARK as CYCLIC  # noqa: E402
 from benchmarks.methods.cyclic import (  # noqa: E402
@@ -271,6 +277,29 @@ def test_arms_take_turns_and_the_order_is_reversed_from_round_to_round(
     assert turns == ["slow", "fast", "fast", "slow", "slow", "fast"]
     assert found == {"slow": [1.0, 2.0, 3.0], "fast": [10.0, 20.0, 30.0]}
     assert capsys.readouterr().err.count("\n") == 3
+
+
+def test_arms_are_started_anew_after_so_many_rounds() -> None:
+    started_arms: list[Any] = []
+
+    class Counting(SimpleNamespace):
+        """An arm whose speed counts its turns, and says which start it is of."""
+
+        def turn(self, **_: int) -> int:
+            self.turns += 1
+            return 100 * self.start + self.turns
+
+    def start() -> Any:
+        starts = len(started_arms)
+        ended: list[None] = []
+        arm = Counting(start=starts, turns=0, ready=str, stop=lambda: ended.append(None))
+        assert all(len(one.ended) == 1 for one in started_arms)  # of the starts before
+        arm.ended = ended
+        started_arms.append(arm)
+        return arm
+
+    found = images_per_second({"only": start}, 2, lead_in=0, steps=1, starts=3)
+    assert found == {"only": [1, 2, 101, 102, 201, 202]}
 
 
 def test_the_command_line_is_quick_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,6 +316,7 @@ def images_per_second(
     steps: int,
     warm_up: int = 0,
     rest: float = 0.0,
+    starts: int = 1,
 ) -> dict[str, list[float]]:
     """Images per second of each arm in each round, all arms alive together.
 
@@ -327,15 +328,23 @@ def images_per_second(
         warm_up: Steps of each arm before the first turn.
         rest: Seconds before each turn, in which the loader processes of the arm before end what
             they were asked for.
+        starts: How often the arms are started, each time for so many ``rounds``. A process keeps
+            the memory that it got, and so a speed of its own: of one loop, started again and
+            again, some percent apart.
     """
 
     def turn(arm: Arm) -> float:
         time.sleep(rest)
         return arm.turn(lead_in=lead_in, steps=steps)
 
-    with started(starters) as arms:
-        for name, arm in arms.items():
-            if warm_up:
-                say(f"warming up {name}")
-                arm.turn(lead_in=0, steps=warm_up)
-        return take_turns({name: partial(turn, arm) for name, arm in arms.items()}, rounds)
+    found: dict[str, list[float]] = {name: [] for name in starters}
+    for _ in range(starts):
+        with started(starters) as arms:
+            for name, arm in arms.items():
+                if warm_up:
+                    say(f"warming up {name}")
+                    arm.turn(lead_in=0, steps=warm_up)
+            turns = {name: partial(turn, arm) for name, arm in arms.items()}
+            for name, rates in take_turns(turns, rounds).items():
+                found[name] += rates
+    return found
