@@ -434,6 +434,7 @@ def test_figures_are_of_long_and_of_short_tasks() -> None:
     assert values["training_seconds_error"] == pytest.approx(0.025)
     assert values["training_cost_worst"] == pytest.approx(2 / 41)
     assert values["resident_memory_error"] == pytest.approx(0.05)
+    assert values["resident_memory_worst"] == pytest.approx(0.05)
     assert all(one.met is not False for one in figures.values())
     assert set(figures) < {one.name for one in BENCHMARK.figures}
     assert json.dumps([told(pair) for pair in pairs], allow_nan=False)
