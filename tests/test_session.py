@@ -805,6 +805,8 @@ def test_a_compiled_model_trains_as_the_model_itself():
         with make_session(held) as one:
             run_loop(one, lambda x, y, f=called, s=one: s.step(functional.cross_entropy(f(x), y)))
     assert torch.equal(weights_of(plain), weights_of(model))
+    with make_session(plain) as one:  # what is compiled of a layer has no length, and so no truth
+        assert one.evaluate(Points(7), top1, model=compiled) == one.evaluate(Points(7), top1)
 
 
 def by_turns(optimizer):
@@ -1002,6 +1004,13 @@ def test_a_run_does_not_go_on_with_another_network_or_optimizer(change, build, s
 def test_an_option_that_would_do_nothing_or_fail_later_is_refused(option, said):
     with pytest.raises(ArgumentError, match=said):
         make_session(**option)
+
+
+@pytest.mark.parametrize("size", [-3, 0, 4.0])
+def test_a_batch_to_evaluate_that_is_no_number_of_samples_is_refused(size):
+    words = rf"batch_size={size} of session\.evaluate\(\): give a whole number from 1 on"
+    with make_session() as one, pytest.raises(ArgumentError, match=words):
+        one.evaluate(Points(7), top1, batch_size=size)
 
 
 def test_a_session_that_was_never_entered_does_not_train(tmp_path):
@@ -1202,6 +1211,13 @@ def test_weights_that_are_no_numbers_are_refused():
 
 def test_the_named_image_in_a_batch_is_resized():
     assert sides_seen(images="pixels") == [(4, 4)] * 5 + [(8, 8)] * 5
+
+
+@pytest.mark.parametrize("images", ["image", 2])
+def test_an_image_that_is_not_in_the_batch_is_refused_in_a_line(images):
+    words = rf"images={images!r} of Session, and a batch is a dict of 'pixels', 'label': give"
+    with pytest.raises(PlanError, match=words):
+        sides_seen(images=images)
 
 
 def test_ones_own_resizing_is_called_with_the_resolution():

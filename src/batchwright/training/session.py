@@ -60,8 +60,8 @@ from batchwright.training.parameter_server.server_run import ServerRun
 from batchwright.training.running import Setup, average_of, compiled, replayed
 from batchwright.training.session_checks import (
     as_weights,
-    checked_loaders,
     checked_norm,
+    checked_number,
     checked_rates,
     checked_service,
     checked_weights,
@@ -177,7 +177,7 @@ class Session:
         self._own_rates = checked_rates(learning_rate)
         in_main = threading.current_thread() is threading.main_thread()
         self._exit_on_stop = exit_on_stop and in_main  # else it would end that thread silently
-        checked_loaders(loaders)
+        checked_number(loaders, "loaders", "Session", least=0)
         self._loaders = planned_loaders(self.plan) if loaders is None else loaders
         self._feed_of = partial(
             feed_of,
@@ -488,6 +488,7 @@ class Session:
             The mean of each value, over all samples; the same on all workers.
 
         Raises:
+            ArgumentError: ``batch_size`` is no whole number from 1 on.
             DataError: The data set is empty, can only be iterated, or is not that of all workers.
             ValueError: The metric gave something else than one value for each sample.
             RuntimeError: The context was left, or an error of a step before, or with several
@@ -496,6 +497,7 @@ class Session:
             Interrupted: A stop signal came; a checkpoint was written.
         """
         self._refuse_closed("evaluate")
+        checked_number(batch_size, "batch_size", "session.evaluate()", least=1)
         # The feed of the last evaluated set is kept: its loader processes take time to start.
         if self._held_out is None or self._held_out[0] is not dataset:
             if self._held_out is not None:
@@ -503,7 +505,8 @@ class Session:
                 self._held_out = None  # where the other one is refused, it must not be used again
             self._held_out = dataset, self._feed_of(dataset)
         feed, size = self._held_out[1], batch_size or evaluation_batch(self.plan)
-        return self._run.evaluate(Evaluation(model or self.model, feed, metric, forward, size))
+        model = self.model if model is None else model  # a compiled one has no truth
+        return self._run.evaluate(Evaluation(model, feed, metric, forward, size))
 
     def __repr__(self) -> str:
         if not hasattr(self, "_run"):

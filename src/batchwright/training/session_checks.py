@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from inspect import Parameter, signature
 from itertools import zip_longest
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -160,16 +161,22 @@ def checked_service(report_to: str | None, run_folder: str | Path | None) -> str
     return destination(None, report_to)
 
 
-def checked_loaders(loaders: object) -> None:
-    """Refuse what is no number of loader processes.
+def checked_number(number: object, name: str, of: str, *, least: int) -> None:
+    """Refuse what is no whole number from ``least`` on, nor ``None``.
+
+    Args:
+        number: The argument.
+        name: Its name.
+        of: The function that it is an argument of.
+        least: The smallest that makes sense.
 
     Raises:
-        ArgumentError: It is no whole number from 0 on.
+        ArgumentError: It is another.
     """
-    if loaders is not None and (not isinstance(loaders, int) or loaders < 0):
+    if number is not None and (not isinstance(number, Integral) or int(number) < least):
         raise ArgumentError(
-            f"loaders={loaders!r} of Session: give a whole number from 0 on, or None for that of "
-            "the plan's job"
+            f"{name}={number!r} of {of}: give a whole number from {least} on, or None for that of "
+            "the plan"
         )
 
 

@@ -300,7 +300,14 @@ class DatasetFeed:
             return self._resize(batch, resolution)
         if self._images is None:
             return batch
-        images = batch[self._images]
+        try:
+            images = batch[self._images]
+        except (LookupError, TypeError):
+            parts = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else len(batch)
+            raise PlanError(
+                f"images={self._images!r} of Session, and a batch is a {type(batch).__name__} of "
+                f"{parts}: give the key or the index of the image in it"
+            ) from None
         if tuple(images.shape[-2:]) != (resolution, resolution):
             images = functional.interpolate(
                 images.float(), size=(resolution, resolution), mode="bilinear", antialias=True
