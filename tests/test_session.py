@@ -1392,6 +1392,15 @@ def test_a_metric_that_is_a_mean_already_is_refused():
         one.evaluate(Points(7), lambda outputs, labels: top1(outputs, labels).float().mean())
 
 
+def test_samples_that_a_collate_function_leaves_out_cannot_be_evaluated():
+    def without_last(items):
+        return torch.utils.data.default_collate(items[:-1])
+
+    words = r"shape \(6,\) for 7 samples: .*collate= may leave none out here"
+    with make_session(collate=without_last) as one, pytest.raises(ValueError, match=words):
+        one.evaluate(Points(7), top1)
+
+
 @pytest.mark.parametrize(
     ("metric", "words"),
     [

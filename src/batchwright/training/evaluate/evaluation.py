@@ -214,9 +214,10 @@ def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, Tensor]
                 "sample, or a dict of such"
             )
         if each.shape != (samples,):
+            hint = ", not their mean" if not each.ndim else "; collate= may leave none out here"
             raise ValueError(
                 f"metric {name!r} has shape {tuple(each.shape)} for {samples} samples: return one "
-                "value for each, not their mean"
+                f"value for each{hint}"
             )
     return {name: each.sum(dtype=torch.float64) for name, each in values.items()}
 
