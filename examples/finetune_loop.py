@@ -114,12 +114,13 @@ def tune_as_planned(plan: str) -> None:
     """After: as many workers as the plan says; the average goes into the checkpoints."""
     train_set, test_set, _ = parity()
     model = trained_network()
-    optimizer, average = make_optimizer(model), make_average(model)
+    optimizer = make_optimizer(model)
     criterion = nn.CrossEntropyLoss()
     model.eval()  # batch normalization keeps the statistics that it came with
     with bw.Session(
         model, optimizer, train_set, plan=plan, run_folder="tuned", loaders=0
     ) as session:
+        average = make_average(model)  # of the weights that all workers have by now
         session.keep("average", average)
         for epoch in session.epochs():
             for inputs, labels in session.batches():

@@ -184,7 +184,7 @@ def test_what_follows_the_noise_too_is_refused(keys, said) -> None:
         change_job(Job(batch_growth="noise"), keys)
 
 
-def test_who_changes_or_fixes_the_batch_refuses_a_plan_that_grows(monkeypatch) -> None:
+def test_who_changes_or_fixes_the_batch_refuses_a_plan_that_grows(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("BATCHWRIGHT_TOKEN", "secret")
     with pytest.raises(PlanError, match=r"its batch may grow.*batch_growth=off"):
         refuse_what_trainers_cannot(PLAN, "a trainer")
@@ -192,7 +192,7 @@ def test_who_changes_or_fixes_the_batch_refuses_a_plan_that_grows(monkeypatch) -
     with pytest.raises(PlanError, match="--follow-advice with batch_growth=noise"):
         checked_destination(None, grows, "http://here", resume=False, follow_advice=True)
     with pytest.raises(PlanError, match="both change the batch"):
-        make_session(plan=growing(make_tiny_plan(), 2), follow_advice=True).close()
+        make_session(plan=growing(make_tiny_plan(), 2), follow_advice=True, run_folder=tmp_path)
     assert may_change(make_sample_plan())
     assert not may_change(PLAN)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from multiprocessing import active_children
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from batchwright.errors import DataError
 from batchwright.training.batches.feeding import DatasetFeed, to_device
@@ -90,3 +91,42 @@ def test_samples_on_the_gpu_are_refused_to_loader_processes_in_a_line(words):
         feed.close()
     # Although the error, which is held here, still holds the loader.
     assert {*active_children()} <= before, caught
+
+
+class Curriculum(Dataset):
+    """Items that depend on the epoch, of which the data set is told."""
+
+    def __init__(self):
+        self.epoch, self.file = 0, None
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor(100 * self.epoch + index)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "change", "told"),
+    [
+        (1, lambda data: setattr(data, "epoch", 1), "dataset.epoch"),
+        (1, lambda data: setattr(data, "file", object()), ""),  # opened when it was first needed
+        (0, lambda data: setattr(data, "epoch", 1), ""),
+    ],
+)
+def test_what_a_loop_changes_in_a_data_set_loader_processes_do_not_see_and_it_is_told_once(
+    loaders, change, told
+):
+    data = Curriculum()
+    feed = DatasetFeed(Subset(data, range(8)), device=torch.device("cpu"), seed=0, loaders=loaders)
+    seen = []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for epoch in range(3):
+            seen += [one.tolist() for one in feed.training([torch.tensor([3, 1])], epoch, 8)]
+            change(data)
+    feed.close()
+    assert seen[-1] == ([103, 101] if data.epoch and not loaders else [3, 1])
+    assert [f"the data set's {told} has changed" in str(one.message) for one in found] == (
+        [True] if told else []
+    )

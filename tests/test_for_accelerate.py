@@ -380,6 +380,19 @@ def test_a_step_whose_losses_went_past_the_feed_is_told_once(capfd, right):
     assert told.count("the optimizer steps without feed.backward(loss)") == (not right)
 
 
+def test_an_update_after_each_pass_of_a_plan_that_accumulates_is_refused():
+    """It would be made with a part of the gradient, divided by the number of passes."""
+    accelerator, _, model, optimizer = opened(passes=2)
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(4))
+        batches = iter(feed)
+        feed.backward(loss_of(model, next(batches)))
+        with pytest.raises(PlanError, match=r"steps after pass 1 of 2.*accelerator\.accumulate"):
+            optimizer.step()
+    finally:
+        closed()
+
+
 def test_a_step_whose_closure_gives_its_loss_to_the_feed_is_not_told(capfd):
     accelerator, _, model, optimizer = opened(passes=2)
     try:

@@ -611,6 +611,18 @@ def test_loader_processes_are_seeded_by_rank_as_without_us_or_as_the_user_says(c
     assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("past", [False, True])
+def test_a_step_whose_losses_went_past_manual_backward_is_told(monkeypatch, past):
+    """Its gradients would not be weighed; with one worker there is nothing to weigh or to tell."""
+    from batchwright.workflows.trainers import lightning as ours
+    from lightning_parts import Module, trainer
+
+    told = []
+    monkeypatch.setattr(ours, "tell", lambda line, *, first: told.append((line[:42], first)))
+    trainer(1, bw.ForLightning()).fit(Module(manual=True, past=past), loader())
+    assert told == [("the optimizer steps without self.manual_ba", False)] * past
+
+
 def test_a_module_may_ask_for_what_its_loader_has():
     from lightning_parts import Module, trainer
 

@@ -475,6 +475,20 @@ def test_a_loss_that_may_be_a_mean_or_a_sum_is_refused_where_a_step_has_parts(tm
         closed()
 
 
+@pytest.mark.parametrize("past", [False, True])
+def test_a_step_whose_loss_is_not_from_compute_loss_is_told_once(tmp_path, capfd, past):
+    """Its gradient would not be weighed by the batch's samples."""
+    try:
+        made = trainer_of(tmp_path, kind="Stepping", passes=2, num_train_epochs=1)
+        made.past = past
+        bw.ForTransformers(made)
+        made.train()
+    finally:
+        closed()
+    said = capfd.readouterr().err.count("training_step of Stepping takes its loss from elsewhere")
+    assert said == past
+
+
 def rates_of_two_trainings(made):
     """First rates of two trainings by a plan that doubles them."""
     bw.ForTransformers(made, make_tiny_plan((2 * BATCH,), samples=SAMPLES, factor=2))

@@ -49,6 +49,7 @@ from batchwright.training.batches.randomness import put_aside, seed_item
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from batchwright.training.evaluate.evaluation import outputs_and_labels
 from batchwright.training.session_checks import (
     as_weights,
     refuse_unlike_workers,
@@ -309,6 +310,53 @@ def test_an_optimizer_of_another_model_is_told():
         make_session(model, torch.optim.SGD([sharpness], lr=0.1)).__exit__(None, None, None)
 
 
+def test_a_tensor_that_the_optimizer_leaves_out_is_told_unless_it_is_frozen():
+    """Another optimizer of the loop would find no gradient of it, and never change it."""
+    model = make_model()
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    with pytest.warns(UserWarning, match="leaves out 1 of 2 tensors .* such as bias, and a step"):
+        make_session(model, optimizer).__exit__(None, None, None)
+    model.bias.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_session(model, optimizer).__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (torch.optim.LBFGS, "is LBFGS, whose step.. needs closure=: "),
+        (lambda weights: [torch.optim.SGD(weights, lr=0.1)] * 2, "give one optimizer, with a para"),
+        (lambda weights: rateless(weights), "is SGD with lr=None in group 0: "),
+        (
+            lambda weights: type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})(weights, 0.1),
+            "is sharded .ZeroRedundancyOptimizer.: ",
+        ),
+    ],
+)
+def test_an_optimizer_that_a_step_cannot_serve_is_refused_before_training(build, said):
+    model = make_model()
+    with pytest.raises((ArgumentError, PlanError), match=said):
+        make_session(model, build(model.parameters()))
+
+
+def rateless(weights):
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    optimizer.param_groups[0]["lr"] = None
+    return optimizer
+
+
+def test_a_model_without_weights_or_shapes_is_refused():
+    optimizer = torch.optim.SGD(make_model().parameters(), lr=0.1)
+    with pytest.raises(ArgumentError, match="a Flatten without parameters"):
+        make_session(nn.Flatten(), optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own, of what may change in lazy modules
+        lazy = nn.Sequential(nn.LazyLinear(CLASSES))
+    with pytest.raises(ArgumentError, match=r"the model's 0\.weight has no shape yet"):
+        make_session(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
+
+
 def test_a_scheduler_beside_the_plans_rates_is_told():
     """One that begins with a warm-up would have the whole training go on at its first rate."""
     model = make_model()
@@ -319,6 +367,43 @@ def test_a_scheduler_beside_the_plans_rates_is_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_session(model, optimizer, learning_rate="mine").__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_scheduler_that_checkpoints_do_not_hold_is_told(tmp_path, keeps):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with make_session(
+            model, optimizer, learning_rate="mine", run_folder=tmp_path / "run"
+        ) as one:
+            if keeps:
+                one.keep("scheduler", scheduler)
+            train(one, each_step=scheduler.step)
+    said = ["checkpoints do not hold the scheduler" in str(one.message) for one in told]
+    assert said == [True] * (not keeps)
+    assert all(one.filename == __file__ for one in told)
+
+
+@pytest.mark.parametrize("rates", ["plan", "mine"])
+def test_a_rate_that_the_loop_sets_is_no_rate_of_the_plan_and_told_once(rates):
+    """A scheduler that only looks at a score, such as this one, leaves no mark of its own."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    seen = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with make_session(model, optimizer, plan=make_tiny_plan(), learning_rate=rates) as one:
+            train(one, each_step=lambda: (seen.append(optimizer.param_groups[0]["lr"]),
+                                          scheduler.step(1.0)))  # fmt: skip
+    planned = [0.1] * 10
+    assert seen == (planned if rates == "plan" else [0.1 / 2 ** max(0, n - 1) for n in range(10)])
+    said = "or a scheduler, has set the optimizer's rate to 0.05, and the plan sets it at each step"
+    assert [said in str(one.message) for one in told] == [True] * (rates == "plan")
+    assert all(one.filename == __file__ for one in told)
 
 
 def test_a_model_on_another_device_than_the_plans_is_told():
@@ -720,6 +805,8 @@ def test_a_compiled_model_trains_as_the_model_itself():
         with make_session(held) as one:
             run_loop(one, lambda x, y, f=called, s=one: s.step(functional.cross_entropy(f(x), y)))
     assert torch.equal(weights_of(plain), weights_of(model))
+    with make_session(plain) as one:  # what is compiled of a layer has no length, and so no truth
+        assert one.evaluate(Points(7), top1, model=compiled) == one.evaluate(Points(7), top1)
 
 
 def by_turns(optimizer):
@@ -905,6 +992,70 @@ def test_a_run_does_not_go_on_with_another_network_or_optimizer(change, build, s
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"resume": True}, "resume=True of Session needs run_folder="),
+        ({"follow_advice": True}, "follow_advice=True of Session needs run_folder="),
+        ({"loaders": -1}, "loaders=-1 of Session"),
+        ({"loaders": "auto"}, "loaders='auto' of Session"),
+    ],
+)
+def test_an_option_that_would_do_nothing_or_fail_later_is_refused(option, said):
+    with pytest.raises(ArgumentError, match=said):
+        make_session(**option)
+
+
+@pytest.mark.parametrize("size", [-3, 0, 4.0])
+def test_a_batch_to_evaluate_that_is_no_number_of_samples_is_refused(size):
+    words = rf"batch_size={size} of session\.evaluate\(\): give a whole number from 1 on"
+    with make_session() as one, pytest.raises(ArgumentError, match=words):
+        one.evaluate(Points(7), top1, batch_size=size)
+
+
+def test_a_session_that_was_never_entered_does_not_train(tmp_path):
+    """Its summary would never be written."""
+    one = make_session(run_folder=tmp_path / "run")
+    with pytest.raises(RuntimeError, match=r"write `with bw\.Session"):
+        next(one.epochs())
+    one.__exit__(None, None, None)
+
+
+def test_an_evaluation_after_the_last_epoch_says_that_it_is_not_recorded(tmp_path):
+    for number, within in enumerate((False, True)):
+        with make_session(run_folder=tmp_path / str(number)) as one:
+            for _ in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                if within:
+                    one.evaluate(Points(7), top1)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                assert set(one.evaluate(Points(7), top1)) == {"top1"}
+        assert ["after the last epoch" in str(one.message) for one in told] == [True] * (not within)
+        assert all(one.filename == __file__ for one in told)
+
+
+def test_a_batch_that_is_skipped_is_no_part_of_its_step():
+    """Where it is a whole step, as the last of an epoch, weights stay as they are."""
+    model, wanted = make_model(), None
+    last = weights_of(model)
+    with make_session(model, plan=make_tiny_plan(micro=3, epochs=1)) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                if len(labels) == 3:
+                    loss = functional.cross_entropy(model(features), labels)
+                    found = torch.autograd.grad(loss, [*model.parameters()], retain_graph=True)
+                    gradient = torch.cat([part.flatten() for part in found])
+                    wanted = weights_of(model) - 0.1 * gradient
+                    assert not one.step(loss)
+                else:
+                    assert one.step(weight=0) == (wanted is not None)
+                    now = weights_of(model)
+                    torch.testing.assert_close(now, last if wanted is None else wanted)
+                    last, wanted = now, None
+
+
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(PlanError, match="global batch of 23 is larger than the 22"):
         train(make_session(plan=make_tiny_plan((23,))))
@@ -973,6 +1124,18 @@ def test_who_closes_the_terminal_after_ctrl_c_does_not_hasten_the_end():
         for number in (signal.SIGINT, signal.SIGHUP):
             os.kill(os.getpid(), number)
     assert noted == [signal.SIGINT]
+
+
+def test_a_second_ctrl_c_ends_a_loop_that_does_not_come_to_its_next_step(tmp_path, monkeypatch):
+    """Not one that a launcher has started, which passes on what the terminal has sent to all."""
+    before = signal.getsignal(signal.SIGINT)
+    for launched, ends in ((False, KeyboardInterrupt), (True, SystemExit)):
+        if launched:
+            monkeypatch.setattr(session, "started_by_hand", lambda: False)
+        with pytest.raises(ends), make_session(run_folder=tmp_path / str(launched)) as one:
+            train(one, each_step=lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+        assert signal.getsignal(signal.SIGINT) == before
+        assert (tmp_path / str(launched) / "checkpoints" / "last.pt").exists() == launched
 
 
 def test_a_script_whose_terminal_is_closed_ends_as_one_that_was_stopped(tmp_path, monkeypatch):
@@ -1048,6 +1211,13 @@ def test_weights_that_are_no_numbers_are_refused():
 
 def test_the_named_image_in_a_batch_is_resized():
     assert sides_seen(images="pixels") == [(4, 4)] * 5 + [(8, 8)] * 5
+
+
+@pytest.mark.parametrize("images", ["image", 2])
+def test_an_image_that_is_not_in_the_batch_is_refused_in_a_line(images):
+    words = rf"images={images!r} of Session, and a batch is a dict of 'pixels', 'label': give"
+    with pytest.raises(PlanError, match=words):
+        sides_seen(images=images)
 
 
 def test_ones_own_resizing_is_called_with_the_resolution():
@@ -1222,6 +1392,15 @@ def test_a_metric_that_is_a_mean_already_is_refused():
         one.evaluate(Points(7), lambda outputs, labels: top1(outputs, labels).float().mean())
 
 
+def test_samples_that_a_collate_function_leaves_out_cannot_be_evaluated():
+    def without_last(items):
+        return torch.utils.data.default_collate(items[:-1])
+
+    words = r"shape \(6,\) for 7 samples: .*collate= may leave none out here"
+    with make_session(collate=without_last) as one, pytest.raises(ValueError, match=words):
+        one.evaluate(Points(7), top1)
+
+
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
@@ -1240,6 +1419,14 @@ def test_a_metric_that_gives_no_tensor_is_refused(metric, words):
 def test_an_empty_data_set_cannot_be_evaluated():
     with make_session() as one, pytest.raises(DataError, match="empty data set"):
         one.evaluate(Points(0), top1)
+
+
+@pytest.mark.parametrize("batch", [{"pixels": 1, "label": 2}, (1, 2, 3), torch.ones(2, 4), 5])
+def test_other_batches_without_a_forward_pass_of_their_own_are_refused(batch):
+    """A dict of two would have been taken for its keys, and a tensor of two samples for a pair."""
+    kind = type(batch).__name__
+    with pytest.raises(ValueError, match=rf"a batch that is a {kind}.*: give it forward=f, whe"):
+        outputs_and_labels(make_model(), batch)
 
 
 def test_other_batches_are_evaluated_by_the_users_own_forward_pass():
@@ -1527,15 +1714,39 @@ def test_checkpoints_open_without_us_and_hold_plain_values(tmp_path):
 
 def test_best_is_the_first_epoch_with_the_highest_score(tmp_path):
     scores = [0.5, 0.9, 0.9, 0.2]
+    assert weights_of_best(tmp_path, lambda epoch: scores[epoch]) == 1
+
+
+@pytest.mark.parametrize(("others", "best"), [((), 2), (("f1",), 1)])
+def test_a_loss_is_no_score_and_where_there_is_no_other_the_lowest_is_best(tmp_path, others, best):
+    """Wherever it stands in the dict: a metric that names it first would keep the worst epoch."""
+    losses, scores = [0.9, 0.8, 0.3, 0.4], [0.1, 0.7, 0.2, 0.3]
+
+    def metric(epoch):
+        return {"loss": losses[epoch]} | dict.fromkeys(others, scores[epoch])
+
+    assert weights_of_best(tmp_path, metric) == best
+
+
+def weights_of_best(folder, metric):
+    """The epoch whose weights are in ``best.pt``, where ``metric`` gives each epoch's values."""
     after = []
-    with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=4)) as one:
+
+    def values(labels, epoch):
+        given = metric(epoch)
+        if not isinstance(given, dict):
+            return torch.full(labels.shape, given)
+        return {name: torch.full(labels.shape, value) for name, value in given.items()}
+
+    with make_session(run_folder=folder / "run", plan=make_tiny_plan(epochs=4)) as one:
         for epoch in one.epochs():
             for features, labels in one.batches():
                 one.step(functional.cross_entropy(one.model(features), labels))
             after.append(weights_of(one.model))
-            one.evaluate(Points(4), lambda o, y, e=epoch: torch.full(y.shape, scores[e]))
-    best = torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["model"]
-    assert torch.equal(torch.cat([value.flatten() for value in best.values()]), after[1])
+            one.evaluate(Points(4), lambda _, labels, e=epoch: values(labels, e))
+    model = load_checkpoint(folder / "run" / "checkpoints" / "best.pt")["model"]
+    best = torch.cat([value.flatten() for value in model.values()])
+    return next(epoch for epoch, weights in enumerate(after) if torch.equal(weights, best))
 
 
 @pytest.mark.parametrize("name", ["top1", "f1"])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.errors import DataError, TrainingError
+from batchwright.errors import ArgumentError, DataError, TrainingError
 from batchwright.training.evaluate.evaluation import evaluation_batch, merged_batch_norm
 from test_session import (
     CLASSES,
@@ -158,6 +158,32 @@ def in_parts(rank):
     with pytest.raises(DataError) as told, make_session(plan=make_tiny_plan((5, 5))) as one:
         one.evaluate(Points(HELD_OUT // 2 + (rank == 0)), counting)
     return str(told.value)
+
+
+@pytest.mark.slow
+def test_an_average_that_each_worker_made_of_other_weights_is_worker_0s_on_all(crew):
+    """Each worker would have evaluated its part of the samples with weights of its own."""
+    (first, means, before), (second, others, own) = crew.together(averaging, workers=2)
+    assert torch.equal(first, second)
+    assert torch.equal(first, before)
+    assert not torch.equal(first, own)
+    assert means == others
+
+
+def averaging(rank):
+    """Weights of an average that was made before the session, after an evaluation; and before."""
+    torch.manual_seed(rank)
+    average, means = nn.Linear(FEATURES, CLASSES), []
+    before, other = weights_of(average), nn.Linear(FEATURES, CLASSES + rank)
+
+    def evaluate():
+        with make_session(plan=make_tiny_plan((5, 5))) as one:
+            means.append(one.evaluate(Points(HELD_OUT), counting, model=average))
+            one.evaluate(Points(HELD_OUT), counting, model=other)
+
+    with pytest.raises(ArgumentError, match="other weights on worker 1 than on worker 0"):
+        evaluate()
+    return weights_of(average), means, before
 
 
 # ------------------------------------------------------------------------------ nothing left behind

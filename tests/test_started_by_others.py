@@ -25,6 +25,7 @@ import batchwright
 import forked
 from batchwright.cli.commands import app
 from batchwright.distributed import rendezvous
+from batchwright.distributed.group import Group
 from batchwright.distributed.heartbeat import presence
 from batchwright.distributed.joining import environments, gathering
 from batchwright.distributed.joining.environments import (
@@ -1364,13 +1365,22 @@ def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cac
     assert summary.resumed
 
 
+def test_a_group_without_ranks_is_refused_in_a_line(monkeypatch):
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(JobError, match="WORLD_SIZE=2 is set and RANK is not: start the script by"):
+        Group(torch.device("cpu"))
+
+
 @pytest.mark.slow
 def test_a_loop_of_ones_own_finds_its_group_under_srun(tmp_path, start):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "go").touch()
     tiny = make_tiny_plan((6, 6), epochs=EPOCHS, samples=SAMPLES)
     write_record(tiny, tmp_path / "plan.json")
-    codes, told = start(tmp_path, program=str(tmp_path / "script.py")).end()
+    said = {"WORLD_SIZE": "2"}  # by the batch script, which leaves the rank to srun
+    codes, told = start(tmp_path, program=str(tmp_path / "script.py"), **said).end()
     assert codes == [0, 0], told
     assert (tmp_path / "with-2").exists()
     times = torch.load(tmp_path / "weights.pt") / (-0.1 / BATCH)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import batchwright as bw
 from batchwright.distributed.group import Group
 from batchwright.errors import ArgumentError, DataError, PlanError
+from batchwright.training.batches import unequal
 
 SAMPLES, BATCH = 53, 16  # a tail of 5
 
@@ -188,6 +189,22 @@ def test_several_passes_need_the_samples_of_all_and_no_samples_count_nothing():
         bw.weight(torch.tensor(1.0), 4, passes=2)
     assert bw.weight(torch.tensor(float("nan")), 0, 8).item() == 0
     assert bw.weight(torch.tensor(2.0), 4, workers=1).item() == 2
+
+
+@pytest.mark.parametrize("over", [0.9, 3.7, 2**24 + 1])
+def test_a_mean_may_be_over_weights_of_classes_or_many_pixels(over):
+    """As a whole number, or in float32, their sum over the workers would be another."""
+    assert bw.weight(torch.tensor(2.0, dtype=torch.float64), over).item() == 2
+
+
+def test_a_sampler_that_was_made_before_its_group_is_refused(monkeypatch):
+    """It would give this worker the samples of all."""
+    sampler, given = bw.Sampler(SAMPLES, BATCH), bw.Sampler(SAMPLES, BATCH, rank=0, workers=1)
+    monkeypatch.setattr(unequal, "place_among_workers", lambda: (1, 2))
+    with pytest.raises(ArgumentError, match="made as worker 0 of 1, and this is worker 1 of 2"):
+        next(iter(sampler))
+    assert len(list(given)) == 4
+    assert len(list(bw.Sampler(SAMPLES, BATCH))) == 4
 
 
 def data():

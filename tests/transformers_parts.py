@@ -34,6 +34,19 @@ class Own(Noting):
         return model(**inputs)["loss"]
 
 
+class Stepping(Noting):
+    """Has a training step of its own, which may take its loss from the model itself."""
+
+    past = False
+
+    def training_step(self, model, inputs, *more, **named):
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        loss = model(**inputs)["loss"] if self.past else self.compute_loss(model, inputs)
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
 class Mean(Own):
     """Says that its loss is the mean over a batch."""
 

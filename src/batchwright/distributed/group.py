@@ -383,9 +383,17 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
     """Join the process group that the environment describes; ``meeting`` as for `Group`.
 
     Raises:
+        JobError: A variable is missing.
         LostWorkerError: The others did not come within ``timeout`` seconds, or cannot be connected
             to, as where a firewall is between them.
     """
+    needed = ("RANK",) if meeting is not None else ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in needed if name not in os.environ]:
+        raise JobError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set and {missing[0]} is not: start the "
+            "script by torchrun, srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT for each worker"
+        )
     choose_interface()
     transport = transport_for(device, timeout)
     transport.prepare()

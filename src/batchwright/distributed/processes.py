@@ -80,6 +80,12 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
+def started_by_hand() -> bool:
+    """Whether no program of ours or torchrun's has started this process, and would signal it."""
+    others = (PARENT_PID, LAUNCH, VERB_PARENT, ENGINE_PARENT, _OF_TORCHRUN)
+    return not any(name in os.environ for name in others)
+
+
 def stop_signals() -> list[signal.Signals]:
     """The `STOP_SIGNALS` to set a handler for: not one whose handler is of C, which could not be
     put back, nor a SIGHUP that is ignored, as under nohup.

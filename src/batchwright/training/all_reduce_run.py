@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchwright.algorithms.batch_growth import rows_in_reach
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
-from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
+from batchwright.errors import ArgumentError, FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
 from batchwright.records.run_folder import KEPT
 from batchwright.records.text.formatting import counted
@@ -100,7 +101,7 @@ class AllReduceRun:
         )
         switches_in = setup.folder if setup.follow_advice and self.rank == 0 else None
         self._plan_switch = PlanSwitch(switches_in, self._plan, self._recorder, setup.least)
-        self._drifted = False
+        self._drifted = self._unlike = False  # whether weights were found not to be the same
         self._reducer = (reducer or Reducer)(
             trained,
             self._group,
@@ -194,6 +195,8 @@ class AllReduceRun:
         self._group.monitored_barrier()
         self._take_into_average()
         self._merge_buffers()
+        if what.model is not self._setup.model:
+            self._make_alike(what.model)
         steps = self._sharing.steps
         sums, count, stopped = self._setup.evaluated(
             what,
@@ -203,6 +206,7 @@ class AllReduceRun:
             epoch=self.state.epoch,
             between_epochs=steps is None or self.state.step == len(steps),
         )
+        self._warn_of_lateness()
         seconds = time.perf_counter() - started
         self.state.meter.evaluation += seconds
         self._clock.leave_out(seconds)
@@ -212,6 +216,52 @@ class AllReduceRun:
         if steps is not None and self.state.step < len(steps):
             self._save_if_best()  # the epoch will end with other weights
         return {name: value / count for name, value in sums.items()}
+
+    def _warn_of_lateness(self) -> None:
+        """Warn of an evaluation after the last epoch, which has been recorded without one."""
+        folder, epochs = self._recorder.folder, self._recorder.epochs
+        if folder is None or self._sharing.steps is not None or not self._done:
+            return
+        if epochs and epochs[-1].val_count is None:
+            warnings.warn(
+                "session.evaluate() after the last epoch: the run's records do not have it; call "
+                "it in the loop over session.epochs(), behind the batches",
+                stacklevel=5,
+            )
+
+    def _make_alike(self, model: nn.Module) -> None:
+        """Give all workers worker 0's weights of another model that they evaluate together.
+
+        An average that was made before the session is of the weights that each worker began with.
+
+        Raises:
+            ArgumentError: Their models are not of one kind.
+        """
+        weights, group = list(model.parameters()), self._group
+        if group.size == 1 or not weights:
+            return
+        there = [one.detach().to(group.device) for one in weights]
+        layout = [(tuple(one.shape), str(one.dtype)) for one in there]
+        everyone = group.gather((layout, int(weights_digest(there))))
+        for rank, (layout, _) in enumerate(everyone):
+            if layout != everyone[0][0]:
+                raise ArgumentError(
+                    f"model= of session.evaluate() has other weights on worker {rank} than on "
+                    "worker 0: give all workers the same"
+                )
+        if len({digest for _, digest in everyone}) == 1:
+            return
+        group.broadcast(there)
+        with torch.no_grad():
+            for one, first in zip(weights, there, strict=True):
+                one.data.copy_(first)
+        if not self._unlike:
+            self._recorder.note(
+                "the weights of model= of session.evaluate() were not the same on all workers, as "
+                "of an average that was made before the session: all go on with worker 0's, now "
+                "and whenever this is found again"
+            )
+        self._unlike = True
 
     def finish(self) -> None:
         """Write the summary once all checkpoints are written; nobody leaves before it is there.

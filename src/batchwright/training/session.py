@@ -28,9 +28,20 @@ from torch.utils.data import Dataset
 from batchwright.client.reporter_process import ReporterProcess, outcome_of
 from batchwright.distributed.group import Group, failure_behind
 from batchwright.distributed.joining.environments import adopt, found
-from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
+from batchwright.distributed.processes import (
+    die_with_agent,
+    refuse_unguarded_script,
+    started_by_hand,
+)
 from batchwright.distributed.server_child import SERVER
-from batchwright.errors import FileError, Interrupted, NewPlan, PlanError, TrainingError
+from batchwright.errors import (
+    ArgumentError,
+    FileError,
+    Interrupted,
+    NewPlan,
+    PlanError,
+    TrainingError,
+)
 from batchwright.records import Plan, Stage
 from batchwright.records.documents import record_of, refuse_no_path, write_record
 from batchwright.records.text.problems import printable, to_stderr
@@ -50,6 +61,7 @@ from batchwright.training.running import Setup, average_of, compiled, replayed
 from batchwright.training.session_checks import (
     as_weights,
     checked_norm,
+    checked_number,
     checked_rates,
     checked_service,
     checked_weights,
@@ -165,6 +177,7 @@ class Session:
         self._own_rates = checked_rates(learning_rate)
         in_main = threading.current_thread() is threading.main_thread()
         self._exit_on_stop = exit_on_stop and in_main  # else it would end that thread silently
+        checked_number(loaders, "loaders", "Session", least=0)
         self._loaders = planned_loaders(self.plan) if loaders is None else loaders
         self._feed_of = partial(
             feed_of,
@@ -179,16 +192,22 @@ class Session:
         self._held_out: tuple[Images, Feed] | None = None
         self._reporter: ReporterProcess | None = None
         self._lock: Lock | None = None
-        self._closed = False
+        self._entered = self._closed = self._keeps = False
         self._follow_advice, self._profile_memory = follow_advice, profile_memory
+        if not run_folder and (resume or follow_advice):
+            name = "resume" if resume else "follow_advice"
+            raise ArgumentError(
+                f"{name}=True of Session needs run_folder=: what it takes up stands there"
+            )
         service = checked_service(report_to, run_folder)
-        if self.plan.workers > 1 and "WORLD_SIZE" not in os.environ:
+        # A batch script may set WORLD_SIZE, and leave the rank to srun.
+        if self.plan.workers > 1 and not os.environ.keys() >= {"RANK", "WORLD_SIZE"}:
             started = found()  # by srun or mpirun, which say it in other words
             if started is not None:
                 adopt(started)
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
-        self._stop = StopRequest()
+        self._stop = StopRequest(twice=self._group.size == 1 and started_by_hand())
         try:
             folder = Path(run_folder) if run_folder else None
             self._open(dataset, folder, resume=resume, sample_weights=sample_weights)
@@ -341,6 +360,7 @@ class Session:
             PlanError: The plan has a parameter server: each worker's things are its own there.
         """
         self._run.keep(name, thing)
+        self._keeps = True
 
     def stop(self) -> None:
         """Ask for a checkpoint and an orderly end, as SIGTERM does; any thread may.
@@ -359,9 +379,23 @@ class Session:
         begins with that epoch, which has no batches left.
 
         Raises:
-            RuntimeError: The context was left.
+            RuntimeError: The context was left; or was not entered, with a run folder or several
+                workers.
         """
         self._refuse_closed("epochs")
+        if not self._entered and (self._folder is not None or self.world_size > 1):
+            raise RuntimeError(
+                "session.epochs() before its `with` block, whose end writes the summary and leaves "
+                "the other workers: write `with bw.Session(...) as session:`"
+            )
+        scheduled = self._own_rates and scheduled_rate(self.optimizer) is not None
+        folder = self._folder is not None and self.plan.server is None and self.rank == 0
+        if scheduled and folder and not self._keeps:
+            warnings.warn(
+                "checkpoints do not hold the scheduler of the optimizer's rate, and a resumed run "
+                "would begin it anew: session.keep('scheduler', scheduler) before session.epochs()",
+                stacklevel=2,
+            )
         yield from self._run.epochs()
 
     def batches(self) -> Iterator[Any]:
@@ -441,8 +475,8 @@ class Session:
         Args:
             dataset: Map-style, or an `ImagePipeline`.
             metric: f(outputs, labels) -> a value for each sample, shape (n,), or a dict of such;
-                a bool tensor is taken as top-1 accuracy. The first decides which checkpoint is
-                ``best`` (more is better).
+                a bool tensor is taken as top-1 accuracy. The first that is not called ``loss``
+                decides which checkpoint is ``best`` (more is better); of ``loss`` alone the lowest.
             forward: f(model, batch) -> (outputs, labels), for batches other than such pairs.
             batch_size: Samples in one forward pass; unset: the plan's micro-batch at its highest
                 resolution, at least as many as have the pixels of 64 images of 32 px. Where
@@ -454,6 +488,7 @@ class Session:
             The mean of each value, over all samples; the same on all workers.
 
         Raises:
+            ArgumentError: ``batch_size`` is no whole number from 1 on.
             DataError: The data set is empty, can only be iterated, or is not that of all workers.
             ValueError: The metric gave something else than one value for each sample.
             RuntimeError: The context was left, or an error of a step before, or with several
@@ -462,6 +497,7 @@ class Session:
             Interrupted: A stop signal came; a checkpoint was written.
         """
         self._refuse_closed("evaluate")
+        checked_number(batch_size, "batch_size", "session.evaluate()", least=1)
         # The feed of the last evaluated set is kept: its loader processes take time to start.
         if self._held_out is None or self._held_out[0] is not dataset:
             if self._held_out is not None:
@@ -469,7 +505,8 @@ class Session:
                 self._held_out = None  # where the other one is refused, it must not be used again
             self._held_out = dataset, self._feed_of(dataset)
         feed, size = self._held_out[1], batch_size or evaluation_batch(self.plan)
-        return self._run.evaluate(Evaluation(model or self.model, feed, metric, forward, size))
+        model = self.model if model is None else model  # a compiled one has no truth
+        return self._run.evaluate(Evaluation(model, feed, metric, forward, size))
 
     def __repr__(self) -> str:
         if not hasattr(self, "_run"):
@@ -482,6 +519,7 @@ class Session:
         )
 
     def __enter__(self) -> Self:
+        self._entered = True
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

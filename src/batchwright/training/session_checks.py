@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from inspect import Parameter, signature
 from itertools import zip_longest
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from batchwright.client.reporter_process import destination
@@ -24,6 +28,7 @@ from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import described
 from batchwright.workload.data.loading import loader_processes
 
+_ANY_NUMBER = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _LONGEST_ENTRY = 200  # characters of a plan's value, or of a tensor's name
 
 
@@ -77,10 +82,19 @@ def doubts(
         )
     trained = {one for one in model.parameters() if one.requires_grad}
     held = {one for group in optimizer.param_groups for one in group["params"]}
+    without = trained - held
+    left_out = [name for name, one in model.named_parameters() if one in without]
     if first and trained and trained.isdisjoint(held):
         yield (
             "the optimizer has none of the parameters that the model trains, so the model will not "
             "change: build it from the parameters of the very model that the session gets"
+        )
+    elif first and left_out:
+        yield (
+            f"the optimizer leaves out {len(left_out)} of {len(trained)} tensors that the model "
+            f"trains, such as {left_out[0]}, and a step clears their gradients, so no other "
+            "optimizer changes them either: give it all of them, in groups of their own, or freeze "
+            "these (requires_grad_(False))"
         )
     # SGD for AdamW goes without a word: rates are factors on the user's own, times are close.
     name = type(optimizer).__name__
@@ -145,6 +159,25 @@ def checked_service(report_to: str | None, run_folder: str | Path | None) -> str
     if not run_folder:
         raise PlanError("report_to= needs run_folder=: what is reported is what stands there")
     return destination(None, report_to)
+
+
+def checked_number(number: object, name: str, of: str, *, least: int) -> None:
+    """Refuse what is no whole number from ``least`` on, nor ``None``.
+
+    Args:
+        number: The argument.
+        name: Its name.
+        of: The function that it is an argument of.
+        least: The smallest that makes sense.
+
+    Raises:
+        ArgumentError: It is another.
+    """
+    if number is not None and (not isinstance(number, Integral) or int(number) < least):
+        raise ArgumentError(
+            f"{name}={number!r} of {of}: give a whole number from {least} on, or None for that of "
+            "the plan"
+        )
 
 
 def checked_norm(clip_norm: float | None, plan: Plan) -> float | None:
@@ -214,16 +247,29 @@ def refuse_other_things(model: object, optimizer: object, dataset: object) -> No
         ("optimizer", optimizer, hasattr(optimizer, "param_groups")),
     ):
         if not fits:
+            several = isinstance(given, list | tuple | dict) and name == "optimizer"
             raise ArgumentError(
-                f"{name} of Session is {described(given)}: write bw.Session(model, optimizer, "
-                "dataset, plan=...)"
+                f"{name} of Session is {described(given)}: "
+                + "give one optimizer, with a parameter group for what each of yours has" * several
+                + "write bw.Session(model, optimizer, dataset, plan=...)" * (not several)
             )
+    _refuse_other_updates(optimizer)
+    assert isinstance(model, nn.Module)  # noqa: S101 - as was looked at
+    if not any(True for _ in model.parameters()):
+        raise ArgumentError(
+            f"model of Session is a {type(model).__name__} without parameters: give it the network "
+            "that is trained"
+        )
+    if lazy := [name for name, one in model.named_parameters() if is_lazy(one)]:
+        raise ArgumentError(
+            f"the model's {lazy[0]} has no shape yet: run a batch through the model before the "
+            "optimizer is built"
+        )
     if dataset is None or isinstance(dataset, str | Path | nn.Module | DataLoader):
         raise ArgumentError(
             f"dataset of Session is {described(dataset)}: give the data set itself, with a length "
             "and items by index; the session loads its batches"
         )
-    assert isinstance(model, nn.Module)  # noqa: S101 - as was looked at
     for name, module in model.named_modules():
         kinds = {kind.__name__ for kind in type(module).__mro__}
         what = f"the model's {name}" if name else "the model"
@@ -237,6 +283,31 @@ def refuse_other_things(model: object, optimizer: object, dataset: object) -> No
                 f"{what} is sharded ({type(module).__name__}): give Session the model as it was "
                 "before; each worker holds all of its weights, and step() sums the gradients"
             )
+
+
+def _refuse_other_updates(optimizer: Any) -> None:
+    """Refuse an optimizer that needs more than gradients and a rate for its step."""
+    name = type(optimizer).__name__
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        raise PlanError(
+            f"the optimizer is sharded ({name}): give Session one as without it; each worker holds "
+            "all of its state"
+        )
+    # Of the class: a scheduler gives the object a step of its own, with other arguments.
+    step = getattr(type(optimizer), "step", None)
+    more = [] if step is None else list(signature(step).parameters.values())[1:]
+    needs = [one.name for one in more if one.default is one.empty and one.kind not in _ANY_NUMBER]
+    if needs:
+        raise ArgumentError(
+            f"optimizer of Session is {name}, whose step() needs {needs[0]}=: a session's step is "
+            "one backward pass and then the update, so take an optimizer that needs no more"
+        )
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if None in rates:
+        raise ArgumentError(
+            f"optimizer of Session is {name} with lr=None in group {rates.index(None)}: build it "
+            "with a rate, of which the plan's is a multiple"
+        )
 
 
 def refuse_unlike_workers(

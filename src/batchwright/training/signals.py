@@ -20,12 +20,17 @@ class StopRequest:
 
     Outside the main thread Python allows no handlers: there only `ask` can stop a run.
 
+    Args:
+        twice: Whether a second Ctrl-C ends the run at once: the loop's own code, or a disk that
+            hangs, may keep it from its next step. Launchers pass on a signal that the terminal has
+            sent to all, so their workers may hear of one twice.
+
     Attributes:
         number: The signal that arrived, or 0.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, *, twice: bool = False) -> None:
+        self.number, self._twice = 0, twice
         self._former: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
@@ -43,6 +48,9 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if self._twice and number == self.number == signal.SIGINT:
+            self.close()
+            raise KeyboardInterrupt
         self.ask(number)
 
 

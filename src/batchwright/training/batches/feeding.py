@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -20,6 +21,7 @@ from torch.utils.data import (
 )
 
 from batchwright.errors import DataError, PlanError
+from batchwright.training.batches.copied_data import CopiedData
 from batchwright.training.batches.randomness import put_aside, seed_item
 from batchwright.workload.data.copying import copy_to_device
 from batchwright.workload.data.image_files import FilePipeline
@@ -219,6 +221,8 @@ class DatasetFeed:
         self._order = _EpochOrder()
         self.loading = LoadingMeter(loaders)
         self._loader = self._make_loader(loaders, ahead)
+        self._dataset, self._told = dataset, False
+        self._copied: CopiedData | None = None  # as the loader processes have it
 
     def set_strength(self, strength: float) -> None:
         """Nothing: the data set augments its images itself."""
@@ -270,7 +274,23 @@ class DatasetFeed:
             generator=torch.Generator(),  # or each epoch would draw from the global one
         )
 
+    def _warn_of_changes(self) -> None:
+        """Warn once of a data set that has changed since the loader processes have copies of it."""
+        if not self.loading.loaders or self._told:
+            return
+        if self._copied is None:
+            self._copied = CopiedData(self._dataset)
+        elif changed := self._copied.changed:
+            self._told, self._copied = True, None
+            warnings.warn(
+                f"the data set's {changed} has changed, and the loader processes go on with what "
+                "it was when they began: keep what changes in a tensor of shared memory "
+                "(torch.tensor(...).share_memory_()), or give loaders=0",
+                stacklevel=2,
+            )
+
     def _fetch(self, batches: Iterable[Tensor], epoch: int) -> Iterator[Batch]:
+        self._warn_of_changes()
         self._order.batches = _keys(batches, epoch, self.loading)
         for batch in batches_of(self._loader):
             yield to_device(batch, self._device)
@@ -280,7 +300,14 @@ class DatasetFeed:
             return self._resize(batch, resolution)
         if self._images is None:
             return batch
-        images = batch[self._images]
+        try:
+            images = batch[self._images]
+        except (LookupError, TypeError):
+            parts = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else len(batch)
+            raise PlanError(
+                f"images={self._images!r} of Session, and a batch is a {type(batch).__name__} of "
+                f"{parts}: give the key or the index of the image in it"
+            ) from None
         if tuple(images.shape[-2:]) != (resolution, resolution):
             images = functional.interpolate(
                 images.float(), size=(resolution, resolution), mode="bilinear", antialias=True

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 from torch.utils.data import Sampler as TorchSampler
+from torch.utils.data import get_worker_info
 
 from batchwright.algorithms.partition import apportion
 from batchwright.errors import ArgumentError, PlanError
@@ -95,6 +96,7 @@ class Sampler(TorchSampler[list[int]]):
             refuse_iterable(data)
             data = len(data)  # type: ignore[arg-type] # an int is a number
         own, count = place_among_workers()
+        self._found = (own, count) if rank is None and workers is None else None
         rank, workers = own if rank is None else rank, count if workers is None else workers
         self.samples, self.rank, self.workers, global_batch, passes, least, seed = _whole_numbers(
             *(("data", data), ("rank", rank), ("workers", workers)),
@@ -148,6 +150,15 @@ class Sampler(TorchSampler[list[int]]):
         return self.passes * len(self._sizes(self._done))
 
     def __iter__(self) -> Iterator[list[int]]:
+        # Not in a loader process, which joins no group.
+        if self._found is not None and get_worker_info() is None:
+            now = place_among_workers()
+            if now != self._found:
+                (was, of), (rank, workers) = self._found, now
+                raise ArgumentError(
+                    f"Sampler was made as worker {was} of {of}, and this is worker {rank} of "
+                    f"{workers}: make it behind init_process_group, or give rank= and workers="
+                )
         if self._begun:  # the pass before is over, whether or not it came to its end
             self.epoch, self._done = self.epoch + 1, 0
         self._begun = True
@@ -239,7 +250,12 @@ class Sampler(TorchSampler[list[int]]):
 
 
 def weight(
-    loss: Tensor, samples: int, total: int | None = None, passes: int = 1, *, workers: int = 0
+    loss: Tensor,
+    samples: float,
+    total: float | None = None,
+    passes: int = 1,
+    *,
+    workers: int = 0,
 ) -> Tensor:
     r"""The loss of a pass, such that the workers' average is the mean over all samples.
 
@@ -249,7 +265,7 @@ def weight(
 
     for a gradient that is averaged over workers and a loss that is divided by the passes, as
     trainers that accumulate do (divide it yourself otherwise). For a mean over something else
-    (labelled pixels, tokens) count those in place of samples.
+    (labelled pixels, tokens, weights of classes) give the sum of that in place of samples.
 
     Args:
         loss: Mean loss over the samples of this pass, a scalar.
@@ -269,18 +285,19 @@ def weight(
             raise ArgumentError(
                 f"weight with passes={passes} needs total=, the samples of all passes of a step"
             )
-        tally = torch.tensor(float(samples), device=loss.device)
-        if count > 1:
+        total = float(samples)
+        if count > 1:  # in float64: pixels may be more than 2^24, class weights no whole numbers
+            tally = torch.tensor(total, dtype=torch.float64, device=loss.device)
             distributed.all_reduce(tally)
-        total = int(tally.item())
-    if samples < 0 or passes < 1 or (samples and total <= 0):
+            total = tally.item()
+    if not samples >= 0 or passes < 1 or (samples and total <= 0):
         raise ArgumentError(
             f"weight of samples={samples}, total={total}, passes={passes}: give the samples of "
             "this pass and of the whole step, and how many passes it has, from 1"
         )
     if not samples:
         return torch.nan_to_num(loss) * 0
-    return loss * Part(samples, total, passes).factor(count)
+    return loss * (samples * count * passes / total)
 
 
 def share_numbers(shares: Any) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +29,21 @@ Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 
 
 def outputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Any]:
-    """The usual forward pass of an (images, labels) batch."""
-    images, labels = batch
+    """The usual forward pass of an (images, labels) batch.
+
+    Raises:
+        ValueError: The batch is another; a dict of two would give its keys.
+    """
+    try:
+        if isinstance(batch, Mapping | Tensor):
+            raise ValueError
+        images, labels = batch
+    except (TypeError, ValueError):
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise ValueError(
+            f"session.evaluate() got a batch that is a {type(batch).__name__}{size}, not (images, "
+            "labels): give it forward=f, where f(model, batch) returns (outputs, labels)"
+        ) from None
     return model(images), labels
 
 
@@ -201,9 +214,10 @@ def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, Tensor]
                 "sample, or a dict of such"
             )
         if each.shape != (samples,):
+            hint = ", not their mean" if not each.ndim else "; collate= may leave none out here"
             raise ValueError(
                 f"metric {name!r} has shape {tuple(each.shape)} for {samples} samples: return one "
-                "value for each, not their mean"
+                f"value for each{hint}"
             )
     return {name: each.sum(dtype=torch.float64) for name, each in values.items()}
 

@@ -143,17 +143,22 @@ class EpochMeter:
 def score_of(means: Mapping[str, float]) -> tuple[float, float]:
     """An evaluation's score, and the loss that decides between equal ones.
 
-    The score is the first mean. Where that is the accuracy, the held-out loss decides, as in
-    `RunSummary.best_epoch`; it is infinite if it is not finite, or if another score stands first.
+    The score is the first mean that is no ``loss``. Where that is the accuracy, the held-out loss
+    decides, as in `RunSummary.best_epoch`; it is infinite if it is not finite, or if the score is
+    another. Of a loss alone the lowest is the best.
 
     >>> score_of({"top1": 0.7, "loss": 0.9}), score_of({"value": 2.0, "loss": 0.9})
     ((0.7, 0.9), (2.0, inf))
+    >>> score_of({"loss": 0.9, "top1": 0.7}), score_of({"loss": 0.9})
+    ((0.7, 0.9), (-0.9, inf))
     >>> score_of({"top1": 0.7, "loss": math.nan})
     (0.7, inf)
     """
-    name, score = next(iter(means.items()))
+    name = next((one for one in means if one != "loss"), "loss")
+    if name == "loss":
+        return -means["loss"], math.inf
     loss = recorded_loss(means.get("loss", math.inf)) if name == "top1" else None
-    return score, math.inf if loss is None else loss
+    return means[name], math.inf if loss is None else loss
 
 
 def is_better(one: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -20,6 +20,8 @@ class Rates:
 
     Attributes:
         own: Whether the optimizer's rates are left alone.
+        changed: A rate that the loop had given the optimizer before the last `set`, which took its
+            place; ``None``: none, or it was known before that a scheduler sets rates.
     """
 
     def __init__(
@@ -30,6 +32,9 @@ class Rates:
         self._given = [group["lr"] for group in optimizer.param_groups]
         self._first = [float(rate) for rate in self._given]
         self._now: float | Tensor = self._first[0]
+        self._last: list[float] = []  # as this object has set them
+        self._scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+        self.changed: float | None = None
 
     @property
     def now(self) -> float:
@@ -63,8 +68,12 @@ class Rates:
                 epochs=self._plan.epochs,
             )
             relative = gain * factor * stage.learning_rate / rule.base
-            for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
-                group["lr"] = first * relative
+            rates = [group["lr"] for group in self._optimizer.param_groups]
+            others = (one for one, last in zip(rates, self._last, strict=False) if one != last)
+            self.changed = None if self._scheduled else next(map(float, others), None)
+            self._last = [first * relative for first in self._first]
+            for group, rate in zip(self._optimizer.param_groups, self._last, strict=True):
+                group["lr"] = rate
         now = self._optimizer.param_groups[0]["lr"]
         if isinstance(now, Tensor):  # copied while the host does not wait for the device yet
             now = now.detach().to("cpu", non_blocking=True, copy=True)

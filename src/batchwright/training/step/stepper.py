@@ -156,7 +156,7 @@ class Stepper:
         self._shortage = ""  # what was said where memory ran out; empty: it did not
         self._bad_steps = 0  # in a row
         self._unusual = False  # whether the last step was not as a device expects it
-        self._warned_of_weights = False
+        self._warned_of_weights = self._warned_of_rates = False
         self.tally = Tally(0.0, 0.0)
         self.updated = self.repeat = self.broken = False
         self._resumes = resumes
@@ -356,6 +356,7 @@ class Stepper:
         # gradient that it multiplies would bend its direction.
         adaptation = self._adaptive.of_step(step.samples)
         self._rates.set(*self._division.position, adaptation.gain)
+        self._warn_of_rates()
 
         # One message: loss, flags and norms of all workers ride behind the last gradients. While
         # the host waits for it, the device goes on with what needs no decision of the host.
@@ -558,6 +559,18 @@ class Stepper:
             )
         if self._group.rank == 0:
             warnings.warn(f"{what}: all workers go on uncompiled", stacklevel=5)
+
+    def _warn_of_rates(self) -> None:
+        """Warn once of a rate that the loop or its scheduler sets: the plan's takes its place."""
+        changed = self._rates.changed
+        if self._warned_of_rates or changed is None or self._group.rank:
+            return
+        self._warned_of_rates = True
+        warnings.warn(
+            f"the loop, or a scheduler, has set the optimizer's rate to {changed:.3g}, and the "
+            "plan sets it at each step: leave that out, or give learning_rate='mine'",
+            stacklevel=5,
+        )
 
     def _warn_of_weights(self, step: Step, tally: Tally) -> None:
         """Warn once that adaptive scaling learns nothing from losses not averaged over samples."""

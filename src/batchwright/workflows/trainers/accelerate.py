@@ -255,7 +255,17 @@ class ForAccelerate:
         """Print a line after a step whose losses `backward` never had, of batches of this feed.
 
         Not before it: a closure computes its losses within the step.
+
+        Raises:
+            PlanError: The optimizer steps before the last pass of a step.
         """
+        if self._open and (self._index + 1) % self.sampler.passes:
+            with refused_in_a_line(first=self._accelerator.is_main_process):
+                raise PlanError(
+                    f"the optimizer steps after pass {self._index % self.sampler.passes + 1} of "
+                    f"{self.sampler.passes}, whose losses are divided by their number: put each "
+                    "pass into `with accelerator.accumulate(model):`"
+                )
         passes = self._accelerator.num_processes * self.sampler.passes
         if self._open and passes > 1 and not (self._weighed or self._told):
             self._told = True

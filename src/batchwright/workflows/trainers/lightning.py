@@ -97,6 +97,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         self._follower: Follower | None = None
         self._undo, self._probing = ExitStack(), False
         self._index, self._part = -1, Part(1, 1, 1)
+        self._weighed, self._told = False, False  # a loss of the batch; whether none was told
         # Lightning's counts of batches, and those processed before the current one.
         self._counts: Any = None
         self._before = 0
@@ -281,14 +282,27 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         self._counts = trainer.fit_loop.epoch_loop.batch_progress.current
         self._before = self._counts.processed
         self._index += 1
-        self._part = self.sampler.part(self._index)
+        self._part, self._weighed = self.sampler.part(self._index), False
         if self._follower is not None:
             self._follower.begin()
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Weigh the gradient of each loss of the batch."""
         del pl_module
+        self._weighed = True
         weigh_gradient(loss, self._part, trainer.world_size)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Print a line before a step of a batch whose loss was never weighed, once."""
+        del optimizer
+        if pl_module.automatic_optimization or self._weighed or self._told:
+            return
+        self._told = True
+        tell(
+            "the optimizer steps without self.manual_backward(loss): call that in place of "
+            "loss.backward(), or batches of unequal size count alike",
+            first=trainer.global_rank == 0 and trainer.world_size > 1,
+        )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Note the end of the exchange for the clock."""

@@ -106,7 +106,7 @@ class ForTransformers:
         self._recovering: Recovering | None = None
         self._epoch: int | None = None  # the current epoch, once the training has begun one
         self._index, self._part = -1, Part(1, 1, 1)
-        self._training = False
+        self._training, self._asked, self._told = False, False, False
         self._set: tuple[int, int] | None = None  # batch and passes that the arguments were given
         self._scaled: Any = None  # the optimizer whose learning rates are those of the plan
         self._rates: list[float] = []  # these rates
@@ -321,18 +321,34 @@ class ForTransformers:
         self._part = self.sampler.part(self._index)
         if self._follower is not None:
             self._follower.begin()
-        self._training = True
+        self._training, self._asked = True, False
         try:
-            return self._step(model, inputs, *more, **named)
+            value = self._step(model, inputs, *more, **named)
+            self._tell_of_own_losses()
+            return value
         finally:
             self._training = False
             if self._follower is not None:
                 self._follower.exchanged()
 
+    def _tell_of_own_losses(self) -> None:
+        """Print a line after a pass whose loss did not come from `compute_loss`, once."""
+        assert self.sampler is not None  # noqa: S101 - as above
+        parts = self._trainer.args.world_size * self.sampler.passes
+        if self._asked or self._told or parts == 1:
+            return
+        self._told = True
+        tell(
+            f"training_step of {type(self._trainer).__name__} takes its loss from elsewhere than "
+            "self.compute_loss(model, inputs): call that, or batches of unequal size count alike",
+            first=self._trainer.args.process_index == 0,
+        )
+
     def _loss(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
         """The Trainer's loss; in training its gradient is weighed by the batch's samples."""
         if not self._training:
             return self._compute(model, inputs, *more, **named)
+        self._asked = True
         known = named.get("num_items_in_batch") is not None or _said_of_losses(self._trainer)
         items = bool(known) and self._counts_items
 
