@@ -333,6 +333,13 @@ def test_workers_of_a_server_exchange_no_statistics():
         RoundWorker(setup, None)
 
 
+def test_a_server_refuses_complex_weights_which_it_would_merge_as_whole_numbers():
+    network = nn.Linear(2, 2, dtype=torch.complex64)
+    setup = SimpleNamespace(model=network, parameters=list(network.parameters()))
+    with pytest.raises(PlanError, match="has complex numbers among its weights"):
+        RoundWorker(setup, None)
+
+
 def test_a_worker_is_told_by_its_own_error_though_a_library_has_ended_it(tmp_path, monkeypatch):
     """As NCCL's watchdog may, where a GPU has failed."""
     monkeypatch.setenv(exit_reports.ERRORS_FOLDER, str(tmp_path))

@@ -100,6 +100,8 @@ def plan_of(kind, **changes):
     virtual = {"speeds": (1.0, 1.0, 0.5)}
     if kind == "growing":
         return growing(plan_of("plain", **{"epochs": 4} | changes), (10, 10, 10))
+    if kind == "published":
+        return plan_of("dynamic-batch", rebalance="published", **changes)
     if kind in SERVERS:
         return make_virtual_plan((8, 8, 4), virtual=virtual, **SERVERS[kind], **UNEVEN, **changes)
     return make_virtual_plan((8, 8, 8), method=kind, virtual=virtual, rebalance_steps=2, **changes)
@@ -366,7 +368,7 @@ def test_the_same_job_gives_the_same_weights_and_records(tmp_path, kind, whole_r
     assert one.simulated
 
 
-@pytest.mark.parametrize("kind", ["plain", "growing", *SERVERS, "plain scaled", "asp scaled"])
+@pytest.mark.parametrize("kind", [*KINDS, "plain scaled", "published"])
 @pytest.mark.parametrize("part", [0.3, 0.7])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, part, whole_run):
     whole, weights = whole_run(kind)

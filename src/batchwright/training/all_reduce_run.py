@@ -471,6 +471,7 @@ class AllReduceRun:
         sizes = self.local_batch_sizes
         share = sizes[self.rank] / sum(sizes)
         self.state.gradient_order = self._reducer.order
+        self._sharing.keep()
         self.state.meter.checkpoint += self._checkpoints.save(name, self.state, share)
         self._clock.restart()
 

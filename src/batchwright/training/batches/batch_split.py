@@ -125,6 +125,12 @@ class Sharing(Division):
                 speeds=state.speeds,
                 fixed_samples=state.fixed_samples or state.stage(plan).fixed_samples,
             )
+            self._balancer.load_state_dict(state.balancing)
+
+    def keep(self) -> None:
+        """Put into the state, before a checkpoint, what was watched of the workers' times."""
+        if self._balancer is not None:
+            self._state.balancing = self._balancer.state_dict()
 
     @property
     def local_batch_sizes(self) -> tuple[int, ...]:
@@ -157,17 +163,21 @@ class Sharing(Division):
         self._row, sizes = row, self.local_batch_sizes
         done = state.samples_seen - state.epoch * self._samples
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
-        state.meter.shares_from(state.step, sizes)
+        # After a stop in an epoch's last step the sizes are already the next epoch's.
+        left, noted = self._samples - done, state.meter.shares
+        begins = left > 0 or not noted or len(noted[-1][1]) != len(sizes)
+        if begins:
+            state.meter.shares_from(state.step, sizes)
         self.steps = EpochSteps(
             epoch_order(self._samples, state.epoch, self._plan.job.seed, self._weights),
-            step_sizes(self._samples - done, sum(sizes), workers=len(sizes), least=self.least),
+            step_sizes(left, sum(sizes), workers=len(sizes), least=self.least),
             Shares(state.step, sizes, self.micro_batch_size),
             start=done,
             ranks=self._group.here,
             least=self.least,
             together=self._together,
         )
-        if self._balancer is not None and sizes != self._recorded:
+        if self._balancer is not None and begins and sizes != self._recorded:
             self._record(state.step, sizes, len(self.steps))
         return self.steps
 

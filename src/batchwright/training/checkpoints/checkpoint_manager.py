@@ -68,6 +68,7 @@ class RunState:
             epoch.
         speeds: Measured samples per second, by place.
         fixed_samples: Fixed cost of a step, in samples that would take as long.
+        balancing: What was watched of the workers' times so far; see `Balancer.state_dict`.
         micro_limits: Most pixels at once of workers that ran out of memory, by place: samples times
             the image's side squared, so that it holds at other resolutions too.
         gradient_order: Order in which gradients are summed; see `Reducer.order`.
@@ -87,6 +88,7 @@ class RunState:
     local_batch_sizes: dict[str, int] = field(default_factory=dict)
     speeds: dict[str, float] = field(default_factory=dict)
     fixed_samples: float = 0.0
+    balancing: dict[str, Any] = field(default_factory=dict)
     micro_limits: dict[str, int] = field(default_factory=dict)
     gradient_order: list[list[int]] = field(default_factory=list)
     loss_scale: LossScale | None = None

@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.distributed.rendezvous import own_address
@@ -61,6 +63,12 @@ class RoundWorker:
             raise PlanError(
                 "the optimizer trains parameters outside of the model, and a parameter server "
                 "merges the model's only: make them a part of the model"
+            )
+        values = setup.model.state_dict().values()
+        if any(isinstance(value, Tensor) and value.is_complex() for value in values):
+            raise PlanError(
+                "the model has complex numbers among its weights or buffers, and a parameter "
+                "server merges real ones: use a method without a server"
             )
         if setup.synchronized:
             raise PlanError(
