@@ -211,6 +211,18 @@ def test_measured_pairs_take_the_longer_update_too():
     assert told.local_batch_sizes == bare.local_batch_sizes
 
 
+def test_large_batches_alone_are_compared_at_one_speed_of_the_machine():
+    """Pairs that were measured while it was slower say nothing of them."""
+    bare = planned("dual-batch")
+    pair = pair_of(bare.stages[0])
+    slow = {"large_seconds": 3 * pair.large_seconds, "small_seconds": 3 * pair.small_seconds}
+    found = planned("dual-batch", profile_of(pairs=(pair.model_copy(update=slow),)))
+    seconds = [one.stages[0].predicted_epoch_seconds.value for one in (bare, found)]
+    assert seconds[1] > 2 * seconds[0]
+    alone = [reason(one, "small-batch workers").alternatives[0] for one in (bare, found)]
+    assert alone[0] == alone[1]
+
+
 def test_the_large_batch_goes_by_the_longer_update_whether_one_worker_was_measured_or_not():
     alone, others = (both_optimizers(profile_of(counts=counts), 0.08) for counts in ((1, 4), (4,)))
     sizes = [row.local_batch_sizes for row in (*alone, *others)]

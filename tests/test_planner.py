@@ -262,6 +262,14 @@ def test_a_batch_well_above_the_noise_scale_is_said_to_cost_progress():
     assert "well below" in reason(below, "gradient noise scale").why
 
 
+def test_without_a_noise_scale_the_plan_says_whether_the_worth_of_a_batch_is_known():
+    for scaling, known in (("sqrt", True), ("linear", False)):
+        plan = make_plan(profile_of(), job_of(scaling=scaling))
+        others = [one for one in plan.considered if one.global_batch_size != plan.job.base_batch]
+        assert all(bool(one.efficiency) == known for one in others)
+        assert ("is not predicted" in reason(plan, "gradient noise scale").why) != known
+
+
 def test_the_plan_carries_the_resolved_job():
     job = make_plan(profile_of(), Job(data="cifar100:x", epochs=3)).job
     assert (job.workers, job.precision, job.resolutions) == (2, "float32", (32,))
