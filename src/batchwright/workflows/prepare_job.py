@@ -29,6 +29,7 @@ from batchwright.planning.validation import (
     check_micro_batches,
     idle_keys,
     least_local,
+    within_measured,
 )
 from batchwright.records import DataFacts, Job, Plan, Profile
 from batchwright.records.base import Keys
@@ -621,7 +622,7 @@ def measured_before(folder: Path, job: Job) -> Profile | None:
             f"{path} was measured with other images than data={job.data} has now: begin a run of "
             "its own in another folder (--out)"
         )
-    job, changed = as_measured(job, profile), []
+    job, changed = within_measured(as_measured(job, profile), profile), []
     pretrained = job.weights or job.network_args.get("pretrained")
     if pretrained and profile.job.normalize == "auto" and isinstance(job.normalize, tuple):
         # Of an earlier version, which normalized by the training images whatever the weights.
