@@ -37,6 +37,7 @@ from batchwright.records import (
 )
 from batchwright.records.documents import change_job, load_job
 from batchwright.records.text.formatting import duration
+from batchwright.records.text.plan_text import is_chosen
 from batchwright.workflows.verbs import plan as plan_verb
 from samples import make_cluster, make_data, make_network, reason
 
@@ -414,6 +415,15 @@ def test_steps_in_which_no_fixed_time_was_found_are_taken_to_have_a_little():
     assert 2 <= small < large
     assert "No fixed part could be told from none: 1 % of a step" in reason(plan, "small batch").why
     assert "No fixed part" not in reason(planned("dual-batch"), "small batch").why
+
+
+def test_a_candidate_with_as_many_samples_in_a_step_is_not_what_a_server_s_workers_train():
+    keys = {"large_batches": (64,), "small_workers": 0}
+    plan = planned("dual-batch", dual=DualBatch(**keys))
+    same = next(one for one in plan.considered if one.global_batch_size == 4 * 64)
+    assert plan.stages[0].global_batch_size == same.global_batch_size
+    assert plan.chosen is None
+    assert not is_chosen(plan, same)
 
 
 def test_a_round_of_few_steps_is_said_to_have_no_exact_time():

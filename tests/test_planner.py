@@ -296,6 +296,9 @@ def test_the_line_of_a_plan_tells_the_time_of_the_whole_training(capsys):
     print_plan(plan, explain=False)
     whole = duration(plan.chosen.train_seconds.value)
     assert f" s per epoch, {whole} in all" in capsys.readouterr().err
+    job = plan.job.model_copy(update={"goal": Goal(accuracy=0.9)})
+    print_plan(plan.model_copy(update={"job": job, "target_epochs": 7}), explain=False)
+    assert f"per epoch, 7 epochs of {plan.epochs}, {whole} in all" in capsys.readouterr().err
 
 
 def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):

@@ -39,7 +39,6 @@ from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
 from batchwright.records.run_folder import has_checkpoint, resuming_words
 from batchwright.records.text.formatting import counted, shares_between
-from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described, to_stderr
 from batchwright.reporting.render.progress import steps
 from batchwright.workflows.prices import check_prices
@@ -416,7 +415,10 @@ def _refuse_other_machines(plan: Plan) -> None:
     """
     from batchwright.workload.host import usable_cores
 
-    assumed = any(one.assumed and is_chosen(plan, one) for one in plan.considered)
+    assumed = any(
+        one.assumed and (one.workers, one.kinds) == (plan.workers, plan.kinds)
+        for one in plan.considered
+    )
     if not (assumed or len(plan.kinds) > 1):
         return
     here = usable_cores()

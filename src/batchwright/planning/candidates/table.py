@@ -375,4 +375,6 @@ def in_memory(size: float) -> str:
     """Bytes as text, with enough digits to tell them from a limit."""
     if size >= 10 * 2**30:
         return f"{size / 2**30:.2f} GiB"
-    return f"{size / 2**20:.1f} MiB" if size >= 2**17 else f"{counted(round(size), 'byte')}"
+    if size < 2**17:
+        return counted(round(size), "byte")
+    return f"{size / 2**20:.{1 + (size < 2 * 2**20)}f} MiB"
