@@ -271,7 +271,6 @@ def test_a_run_of_another_task_is_refused():
         ({"price": 1.0, "max_cost": 0.013}, "goal.max_cost=0.013"),
         ({"max_workers": 1}, "2 workers, goal.max_workers=1"),
         ({"memory": 20 * 2**20}, "the limit is 20.0 MiB"),
-        ({"memory": 2 * 10**6}, "the limit is 1.91 MiB"),
         ({"least_steps": 40}, "goal.least_steps=40"),
     ],
 )

@@ -167,9 +167,9 @@ def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:
     usual = max(1, floor(SMALL_PART * workers))
     first = with_small(
         usual,
-        "Three quarters of the workers, rounded down: in the paper's table 5 (CIFAR-100, four workers, single "
-        "runs) three of four were most accurate, 70.6 % against 67.8 % with large batches alone at "
-        "1.05 times the time. Few, very small batches hurt in its authors' logs.",
+        "Three quarters of the workers, rounded down: in the paper's table 5 (CIFAR-100, four "
+        "workers, single runs) three of four were most accurate, 70.6 % against 67.8 % with large "
+        "batches alone at 1.05 times the time. Few, very small batches hurt in its authors' logs.",
         "published",
         PAPER,
     )
