@@ -14,6 +14,7 @@ from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning import planner
 from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.table import Table
+from batchwright.planning.methods import two_groups
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.memory import fit_memory
@@ -745,6 +746,20 @@ def test_the_interval_between_checkpoints_is_the_plans_own_unless_it_was_asked_f
     asked = planned(method, goal=goal, checkpoint_seconds=seconds)
     assert asked.stages == plan.stages
     assert reason(asked, "checkpoint interval").source == "asked"
+
+
+def test_of_many_workers_not_every_number_of_small_batches_is_laid_out(monkeypatch):
+    """Each is laid out worker by worker, which for all numbers took hours."""
+    counts, usual = [], two_groups.served
+    monkeypatch.setattr(two_groups, "_MOST_COUNTS", 5)
+    monkeypatch.setattr(
+        two_groups,
+        "served",
+        lambda *given, **keys: counts.append(keys["small_workers"].value) or usual(*given, **keys),
+    )
+    plan = virtual("dual-batch", workers=20, virtual=Virtual(overheads=(1, 0.1) * 10))
+    assert counts == [4, 8, 12, 16, 20]
+    assert "Of 20 numbers 5 were compared." in reason(plan, "small-batch workers").why
 
 
 def test_speeds_and_overheads_of_unequal_numbers_of_workers_are_refused():
