@@ -340,7 +340,7 @@ def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):
             "no gradient noise scale",
         ),
         ({}, {"goal": Goal(kinds=({"kind": "t4", "count": 1},))}, "no profile of 't4', only"),
-        ({}, {"goal": Goal(memory=MIB)}, r"2 images.* MiB.*limit is 1\.0 MiB: raise goal"),
+        ({}, {"goal": Goal(memory=MIB)}, r"2 images.* MiB.*limit is 1\.00 MiB: raise goal"),
         ({"samples": 3}, {}, "3 training images.*2 worker"),
         ({"samples": 30}, {}, "least_steps=10.*least_steps=7 or less, or fewer workers"),
         (
