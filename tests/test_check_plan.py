@@ -248,3 +248,9 @@ def test_a_new_plan_chooses_the_workers_again_unless_they_were_asked_for():
     assert open_again(plan, profile).workers == "auto"
     asked = Reason(choice="workers", value="2", why="Asked for.", source="asked")
     assert open_again(make_choice(reasons=(asked,)), profile).workers == 2
+
+
+def test_a_new_plan_may_train_as_long_as_the_job_and_not_as_the_plan():
+    profile, fewer = make_measured(), make_job(epochs=8)
+    assert open_again(make_choice(job=fewer, max_epochs=30), profile).epochs == 30
+    assert open_again(make_choice(job=fewer), profile).epochs == 8

@@ -388,6 +388,7 @@ def test_a_profile_of_several_worker_counts_leaves_the_choice_to_the_plan():
     assert make_plan(profile, goal_of(profile, max_workers=1)).workers == 1
     with pytest.raises(PlanError, match=r"2 workers, goal\.max_workers=1"):
         planned(workers=2, max_workers=1)
+    assert planned(workers=2, max_workers=8).workers == 2  # a bound that is kept takes no link
 
 
 def goal_of(profile, **goal):

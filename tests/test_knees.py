@@ -133,6 +133,11 @@ def test_on_a_bent_curve_the_doubling_rule_goes_by_the_curve():
     assert "straight line" not in why(plan)
 
 
+def test_the_interval_of_a_knee_at_the_smallest_candidate_begins_there():
+    knee = planned(lambda batch: 1e-4 * batch**1.5).knees[0]
+    assert knee.global_batch_size == knee.low == 4
+
+
 def test_time_in_proportion_to_the_batch_has_no_knee_and_the_smallest_is_taken():
     plan = planned(lambda batch: 0.001 * batch)
     assert plan.stages[0].global_batch_size == 4

@@ -269,6 +269,7 @@ def test_a_rate_that_scaling_makes_infinite_or_zero_is_refused(rate, batch):
         ({"scaling": "none", "warmup_start": 0.5}, 1024, "Linear from 0.05, 0.5 of the peak"),
         ({"warmup_law": "linear"}, 1024, "By the line in the batch"),
         ({"decay": "one-cycle", "warmup_start": 0.1}, 1024, "from 0.1 of the peak as asked, over"),
+        ({"warmup_start": 0.01}, 64, "So warmup_start does nothing: warmup_epochs= would"),
     ],
 )
 def test_the_plan_says_what_its_rate_is_made_of(job, batch, said):

@@ -859,6 +859,13 @@ def test_what_is_measured_for_a_goal_of_accuracy_does_not_wait_for_trials(goal):
         plan_to_measure(bare.model_copy(update={"job": job}))
 
 
+def test_a_bound_above_the_workers_that_are_measured_does_not_keep_trials_away():
+    profile = PROFILE.model_copy(update={"job": asked_of(PROFILE, {"max_workers": 100})})
+    with pytest.raises(PlanError, match=r"goal\.max_workers allows 100 workers"):
+        make_plan(profile)
+    assert plan_to_measure(profile).considered
+
+
 def test_keys_of_a_target_are_idle_without_one_and_cost_needs_a_price():
     assert idle_keys(Job(goal=Goal(confidence=0.9, least="cost")))
     assert not idle_keys(Job(goal=Goal(confidence=0.9, least="cost", accuracy=0.5, price=1)))

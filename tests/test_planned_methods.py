@@ -14,6 +14,7 @@ from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning import planner
 from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.table import Table
+from batchwright.planning.methods import two_groups
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.memory import fit_memory
@@ -37,6 +38,7 @@ from batchwright.records import (
 )
 from batchwright.records.documents import change_job, load_job
 from batchwright.records.text.formatting import duration
+from batchwright.records.text.plan_text import is_chosen
 from batchwright.workflows.verbs import plan as plan_verb
 from samples import make_cluster, make_data, make_network, reason
 
@@ -209,6 +211,18 @@ def test_measured_pairs_take_the_longer_update_too():
     _, told = both_optimizers(profile_of(pairs=(pair_of(bare),)), 0.02)
     assert told.step_seconds == pytest.approx(bare.step_seconds)
     assert told.local_batch_sizes == bare.local_batch_sizes
+
+
+def test_large_batches_alone_are_compared_at_one_speed_of_the_machine():
+    """Pairs that were measured while it was slower say nothing of them."""
+    bare = planned("dual-batch")
+    pair = pair_of(bare.stages[0])
+    slow = {"large_seconds": 3 * pair.large_seconds, "small_seconds": 3 * pair.small_seconds}
+    found = planned("dual-batch", profile_of(pairs=(pair.model_copy(update=slow),)))
+    seconds = [one.stages[0].predicted_epoch_seconds.value for one in (bare, found)]
+    assert seconds[1] > 2 * seconds[0]
+    alone = [reason(one, "small-batch workers").alternatives[0] for one in (bare, found)]
+    assert alone[0] == alone[1]
 
 
 def test_the_large_batch_goes_by_the_longer_update_whether_one_worker_was_measured_or_not():
@@ -402,6 +416,15 @@ def test_steps_in_which_no_fixed_time_was_found_are_taken_to_have_a_little():
     assert 2 <= small < large
     assert "No fixed part could be told from none: 1 % of a step" in reason(plan, "small batch").why
     assert "No fixed part" not in reason(planned("dual-batch"), "small batch").why
+
+
+def test_a_candidate_with_as_many_samples_in_a_step_is_not_what_a_server_s_workers_train():
+    keys = {"large_batches": (64,), "small_workers": 0}
+    plan = planned("dual-batch", dual=DualBatch(**keys))
+    same = next(one for one in plan.considered if one.global_batch_size == 4 * 64)
+    assert plan.stages[0].global_batch_size == same.global_batch_size
+    assert plan.chosen is None
+    assert not is_chosen(plan, same)
 
 
 def test_a_round_of_few_steps_is_said_to_have_no_exact_time():
@@ -723,6 +746,20 @@ def test_the_interval_between_checkpoints_is_the_plans_own_unless_it_was_asked_f
     asked = planned(method, goal=goal, checkpoint_seconds=seconds)
     assert asked.stages == plan.stages
     assert reason(asked, "checkpoint interval").source == "asked"
+
+
+def test_of_many_workers_not_every_number_of_small_batches_is_laid_out(monkeypatch):
+    """Each is laid out worker by worker, which for all numbers took hours."""
+    counts, usual = [], two_groups.served
+    monkeypatch.setattr(two_groups, "_MOST_COUNTS", 5)
+    monkeypatch.setattr(
+        two_groups,
+        "served",
+        lambda *given, **keys: counts.append(keys["small_workers"].value) or usual(*given, **keys),
+    )
+    plan = virtual("dual-batch", workers=20, virtual=Virtual(overheads=(1, 0.1) * 10))
+    assert counts == [4, 8, 12, 16, 20]
+    assert "Of 20 numbers 5 were compared." in reason(plan, "small-batch workers").why
 
 
 def test_speeds_and_overheads_of_unequal_numbers_of_workers_are_refused():

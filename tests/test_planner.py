@@ -262,6 +262,14 @@ def test_a_batch_well_above_the_noise_scale_is_said_to_cost_progress():
     assert "well below" in reason(below, "gradient noise scale").why
 
 
+def test_without_a_noise_scale_the_plan_says_whether_the_worth_of_a_batch_is_known():
+    for scaling, known in (("sqrt", True), ("linear", False)):
+        plan = make_plan(profile_of(), job_of(scaling=scaling))
+        others = [one for one in plan.considered if one.global_batch_size != plan.job.base_batch]
+        assert all(bool(one.efficiency) == known for one in others)
+        assert ("is not predicted" in reason(plan, "gradient noise scale").why) != known
+
+
 def test_the_plan_carries_the_resolved_job():
     job = make_plan(profile_of(), Job(data="cifar100:x", epochs=3)).job
     assert (job.workers, job.precision, job.resolutions) == (2, "float32", (32,))
@@ -288,6 +296,9 @@ def test_the_line_of_a_plan_tells_the_time_of_the_whole_training(capsys):
     print_plan(plan, explain=False)
     whole = duration(plan.chosen.train_seconds.value)
     assert f" s per epoch, {whole} in all" in capsys.readouterr().err
+    job = plan.job.model_copy(update={"goal": Goal(accuracy=0.9)})
+    print_plan(plan.model_copy(update={"job": job, "target_epochs": 7}), explain=False)
+    assert f"per epoch, 7 epochs of {plan.epochs}, {whole} in all" in capsys.readouterr().err
 
 
 def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):
@@ -329,7 +340,7 @@ def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):
             "no gradient noise scale",
         ),
         ({}, {"goal": Goal(kinds=({"kind": "t4", "count": 1},))}, "no profile of 't4', only"),
-        ({}, {"goal": Goal(memory=MIB)}, r"2 images.* MiB.*limit is 1\.0 MiB: raise goal"),
+        ({}, {"goal": Goal(memory=MIB)}, r"2 images.* MiB.*limit is 1\.00 MiB: raise goal"),
         ({"samples": 3}, {}, "3 training images.*2 worker"),
         ({"samples": 30}, {}, "least_steps=10.*least_steps=7 or less, or fewer workers"),
         (

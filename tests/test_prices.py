@@ -17,7 +17,7 @@ from batchwright.records.agent_rules import DEFAULTS, refusal
 from batchwright.records.documents import change_job
 from batchwright.workflows import prices
 from batchwright.workflows.prepare_job import ready
-from batchwright.workflows.prices import check_prices, priced_here
+from batchwright.workflows.prices import check_prices, job_here
 from samples import make_kind_profile, make_network, make_profile
 from test_cluster_options import measured_together
 
@@ -170,6 +170,14 @@ def test_files_that_are_none_are_named(tmp_path):
             plan(make_kind_profile("a"), goal={"kinds": str(path)})
 
 
+def test_a_run_takes_a_bound_above_the_workers_that_are_here_as_no_bound():
+    profile = make_profile()
+    asked = Job(goal={"max_workers": 8})
+    assert job_here(asked, profile).goal.max_workers == 2
+    for job in (Job(goal={"max_workers": 1}), asked.model_copy(update={"launch": "virtual"})):
+        assert job_here(job, profile) == job
+
+
 def test_a_run_prices_the_workers_that_are_here_and_no_others(tmp_path):
     """Two hosts' kinds, one of them of spot workers; hosts apart by speed cost what the rest do."""
     profile, _ = measured_together((1.0, 2.0, 3.0), names=("a", "a", "b-spot"))
@@ -182,7 +190,7 @@ def test_a_run_prices_the_workers_that_are_here_and_no_others(tmp_path):
     job = change_job(profile.job, {"goal": goal})
     assert (job.goal.prices, job.goal.kinds) == (str(path), ())
     check_prices(job)
-    kinds = {one.kind: one for one in priced_here(job, profile).goal.kinds}
+    kinds = {one.kind: one for one in job_here(job, profile).goal.kinds}
     assert list(kinds) == ["a", "a (node2)", "b-spot"]
     assert [one.price for one in kinds.values()] == [3.0, 3.0, 0.5]
     assert [one.count for one in kinds.values()] == [1, 1, 1]
@@ -194,7 +202,7 @@ def test_a_run_prices_the_workers_that_are_here_and_no_others(tmp_path):
     catalogue = write(tmp_path, CATALOGUE, "catalogue.csv")
     one = make_kind_profile("NVIDIA A100-SXM4-spot")
     job = change_job(one.job, overrides=[f"goal.kinds={catalogue}"])
-    (spot,) = priced_here(job, one).goal.kinds
+    (spot,) = job_here(job, one).goal.kinds
     assert (spot.price, spot.spot) == (1.0, True)
 
 
@@ -204,7 +212,7 @@ def test_a_run_says_what_has_no_price_and_reads_the_file_before_it_measures(tmp_
     job = change_job(profile.job, overrides=[f"goal.kinds={path}"])
     check_prices(job)
     with pytest.raises(PlanError, match=r"has no price for 'a', which is here: add a row"):
-        priced_here(job, profile)
+        job_here(job, profile)
     write(tmp_path, "kind,price\nb,x\n")
     with pytest.raises(BatchwrightError, match="line 2, column price: 'x' is no number"):
         check_prices(job)
@@ -373,6 +381,8 @@ def test_what_never_ends_is_refused_and_losses_have_bounds():
     some = losses_of(Job(), make_network(), 2.0)
     low, high = some.spread(36_000.0)
     assert 36_000.0 <= low < some.seconds(36_000.0) < high
+    low, high = some.spread(5.0)  # of a thousand such trainings a few lose a worker
+    assert 5.0 <= low < some.seconds(5.0) <= high
     assert some.work(some.seconds(36_000.0)) == pytest.approx(36_000.0)
     averaging = losses_of(Job(average_weights="on"), make_network(), 2.0)
     assert averaging.cost - some.cost == pytest.approx(make_network().trained_bytes / 200e6)

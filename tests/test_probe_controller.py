@@ -488,7 +488,9 @@ def test_the_goals_own_limit_of_memory_holds():
 def test_a_first_step_that_cannot_fit_is_refused_before_it_is_tried(counts, fewer):
     for held in (0, 6):
         machine = Machine(memory=(9 + held) * MIB, held=held * MIB)
-        told = rf"local batch 2.*: a step takes about {10 + held} MiB, .* {9 + held} MiB"
+        told = (
+            rf"local batch 2.*: a step takes about {10 + held}[.]\d+ MiB, .* {9 + held}[.]\d+ MiB"
+        )
         with pytest.raises(JobError, match=rf"{told}: .* resolution, {fewer}or more goal.memory$"):
             measured_on(machine, counts, resolutions=(32,))
         assert not machine.points(commands.Weigh)

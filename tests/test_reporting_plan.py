@@ -57,6 +57,7 @@ from samples import (
     make_profile,
     make_summary,
 )
+from test_optimizer import update
 
 # ------------------------------------------------------------------------------------ the numbers
 
@@ -88,6 +89,20 @@ def test_a_measured_step_stands_where_the_training_it_makes_would_be(workers):
         assert low == pytest.approx(0.98 * EPOCHS * epoch + EVALUATION / workers)
         assert high == pytest.approx(1.03 * EPOCHS * epoch + EVALUATION / workers)
         assert point.cost[0] == pytest.approx(0.4 * workers * value / 3600)
+
+
+def test_a_measured_step_has_the_update_of_the_plan_s_optimizer_as_the_curve_does():
+    updates = (update("sgd", 0.01), update("muon", 0.03))
+    profile = make_measured(job=make_job(optimizer="auto"), updates=updates)
+    sgd, muon = (
+        plan_curves(make_choice(update=name), [profile]).clusters[0].measured
+        for name in ("sgd", "muon")
+    )
+    for one, other in zip(sgd, muon, strict=True):
+        longer = EPOCHS * TRAIN / one.global_batch_size * 0.02
+        assert [b - a for a, b in zip(one.seconds, other.seconds, strict=True)] == [
+            pytest.approx(longer)
+        ] * 3
 
 
 def test_points_beyond_the_candidates_or_of_other_workers_and_sides_are_not_drawn():

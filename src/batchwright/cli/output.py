@@ -212,7 +212,9 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
     seconds = top.predicted_epoch_seconds
     expected = f", {significant(seconds.value, 2)} s per epoch" if seconds else ""
     if plan.job.goal.target is not None:
-        expected += f", {counted(plan.epochs, 'epoch')}"
+        likely = plan.likely_epochs()
+        of = "" if likely == plan.epochs else f" of {plan.epochs:,}"
+        expected += f", {counted(likely, 'epoch')}{of}"
     if plan.chosen is not None and plan.chosen.train_seconds is not None:
         expected += f", {duration(plan.chosen.train_seconds.value)} in all"
     if plan.chosen is not None and plan.chosen.accuracy is not None:

@@ -177,6 +177,8 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
         why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
     if found.by == "rate" and rule.scaling == "gain":
         why = "None: the gain is 1 until it is measured, and small while gradients agree."
+    if found.by == "rate" and rule.warmup_start is not None:
+        why += " So warmup_start does nothing: warmup_epochs= would make a warm-up."
     return Chosen(rule.warmup_epochs, why, source, reference)
 
 

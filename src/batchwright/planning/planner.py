@@ -70,7 +70,7 @@ from batchwright.planning.candidates.prediction_records import (
 from batchwright.planning.candidates.preemptions import Losses, Offer, spot_reason
 from batchwright.planning.candidates.progress import Progress, fewest_epochs, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
-from batchwright.planning.candidates.worker_types import WorkerType, worker_types_of
+from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.compiling import check_compilation, compilation
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
@@ -107,6 +107,7 @@ from batchwright.planning.validation import (
     measured_job,
     planning_job,
     precision_of,
+    within_measured,
 )
 from batchwright.records import (
     DataFacts,
@@ -346,6 +347,8 @@ def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) ->
         PlanError: There is no such plan either.
     """
     job = planning_job(profile)
+    if profile.steps and not link_given(job.link):
+        job = within_measured(job, profile)
     if optimizer is not None:
         job = job.model_copy(update={"optimizer": optimizer})
     if job.goal.prices is not None:

@@ -47,6 +47,18 @@ def planning_job(*profiles: Profile) -> Job:
     return job
 
 
+def within_measured(job: Job, profile: Profile) -> Job:
+    """The job with a `goal.max_workers` of at most the workers that were measured together.
+
+    So it is a bound alone, and no wish to plan for more workers than there are. A job for a virtual
+    cluster, whose workers are no processes, stays as it is.
+    """
+    measured, most = max(point.workers for point in profile.steps), job.goal.max_workers
+    if most is None or most <= measured or job.launcher.simulated:
+        return job
+    return job.model_copy(update={"goal": job.goal.model_copy(update={"max_workers": measured})})
+
+
 def as_measured(job: Job, profile: Profile) -> Job:
     """The job, with keys that the probe settles taken from the profile where the job has `auto`."""
     keys = ("precision", *PASS_KEYS)

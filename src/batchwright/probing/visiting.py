@@ -36,6 +36,7 @@ from batchwright.records import (
     RecomputationTimes,
     StepTime,
 )
+from batchwright.records.text.formatting import size
 from batchwright.records.text.load_text import disturbances, load_words
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
@@ -373,9 +374,9 @@ class Visitor:
         """An error for a step that was tried and did not fit, or that would take ``peak`` bytes."""
         if self._too_little_shared:
             return JobError(f"{point}: {TOO_LITTLE_SHARED}")
-        needed = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
+        needed = f"about {size(peak)}" if peak else "more memory than there is"
         return JobError(
-            f"{point}: a step takes {needed}, and a worker may use {self.limit / 2**20:.0f} MiB: "
+            f"{point}: a step takes {needed}, and a worker may use {size(self.limit)}: "
             f"choose a smaller network or resolution, {'fewer workers, ' * (point.workers > 1)}or "
             "more goal.memory"
         )

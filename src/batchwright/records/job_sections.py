@@ -485,7 +485,8 @@ class Goal(Keys):
     )
     max_workers: Count | None = Field(
         None,
-        description="Most workers to plan for; beyond what was measured, `link.*` must be given.",
+        description="Most workers to plan for; beyond what was measured, `link.*` must be given. "
+        "`run` and `sweep` take no more than they measured.",
     )
     price: Price | None = Field(
         None, description="Price of one worker for an hour, in any currency."

@@ -455,8 +455,11 @@ class PlanFields(Document):
 
     @property
     def chosen(self) -> Prediction | None:
-        """The candidate that a plan of one stage trains; `None` with several, or if not listed."""
-        if len(self.stages) > 1:
+        """The candidate that a plan of one stage trains; `None` with several, or if not listed.
+
+        `None` with a parameter server, too: candidates take their steps together.
+        """
+        if len(self.stages) > 1 or self.server is not None:
             return None
         (stage,) = self.stages
         size = self.workers, stage.global_batch_size, stage.resolution

@@ -257,8 +257,13 @@ def with_points(profile: Profile, **points: object) -> Profile:
 
 
 def open_again(plan: Plan, profile: Profile) -> Job:
-    """The plan's job, with ``workers=auto`` again unless the user has fixed their number."""
+    """The job to plan again, with the choices open that the user left to the plan.
+
+    These are the number of workers and, on the way to a target, the epochs: the plan's job has
+    those that were chosen.
+    """
+    job = plan.job.model_copy(update={"epochs": plan.max_epochs or plan.job.epochs})
     asked = any(one.choice == "workers" and one.source == "asked" for one in plan.reasons)
     if asked:
-        return plan.job
-    return plan.job.model_copy(update={"workers": planning_job(profile).workers})
+        return job
+    return job.model_copy(update={"workers": planning_job(profile).workers})

@@ -29,6 +29,7 @@ from batchwright.planning.validation import (
     check_micro_batches,
     idle_keys,
     least_local,
+    within_measured,
 )
 from batchwright.records import DataFacts, Job, Plan, Profile
 from batchwright.records.base import Keys
@@ -38,7 +39,6 @@ from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
 from batchwright.records.run_folder import has_checkpoint, resuming_words
 from batchwright.records.text.formatting import counted, shares_between
-from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described, to_stderr
 from batchwright.reporting.render.progress import steps
 from batchwright.workflows.prices import check_prices
@@ -415,7 +415,10 @@ def _refuse_other_machines(plan: Plan) -> None:
     """
     from batchwright.workload.host import usable_cores
 
-    assumed = any(one.assumed and is_chosen(plan, one) for one in plan.considered)
+    assumed = any(
+        one.assumed and (one.workers, one.kinds) == (plan.workers, plan.kinds)
+        for one in plan.considered
+    )
     if not (assumed or len(plan.kinds) > 1):
         return
     here = usable_cores()
@@ -621,7 +624,7 @@ def measured_before(folder: Path, job: Job) -> Profile | None:
             f"{path} was measured with other images than data={job.data} has now: begin a run of "
             "its own in another folder (--out)"
         )
-    job, changed = as_measured(job, profile), []
+    job, changed = within_measured(as_measured(job, profile), profile), []
     pretrained = job.weights or job.network_args.get("pretrained")
     if pretrained and profile.job.normalize == "auto" and isinstance(job.normalize, tuple):
         # Of an earlier version, which normalized by the training images whatever the weights.

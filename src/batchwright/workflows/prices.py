@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from batchwright.errors import FileError, PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
-from batchwright.planning.validation import planning_job
+from batchwright.planning.validation import planning_job, within_measured
 from batchwright.records import Job, Profile, WorkerKind
 from batchwright.records.documents import change_job
 
@@ -96,12 +96,13 @@ def priced_job(
     return _with_kinds(job, kinds_of_file(Path(job.goal.prices), names, job.goal.max_workers))
 
 
-def priced_here(job: Job, profile: Profile) -> Job:
-    """The job of a run with the prices of its file, if it names one, for the measured workers.
+def job_here(job: Job, profile: Profile) -> Job:
+    """The job of a run, which trains with the measured workers, with the prices of its file if any.
 
-    Workers cost the on-demand price of their kind, or its spot price if their kind's name ends in
-    ``-spot`` (``a100-spot``). A host that is a kind of its own because of its speed costs what
-    others of its kind cost. Other kinds of the file are left out: the run cannot train with them.
+    `goal.max_workers` is no more than their number. Workers cost the on-demand price of their kind,
+    or its spot price if their kind's name ends in ``-spot`` (``a100-spot``). A host that is a kind
+    of its own because of its speed costs what others of its kind cost. Other kinds of the file are
+    left out: the run cannot train with them.
 
     Args:
         job: The job to plan.
@@ -111,6 +112,7 @@ def priced_here(job: Job, profile: Profile) -> Job:
         FileError: The file of prices is missing, or a row of it is wrong.
         PlanError: The file has no price for a measured kind.
     """
+    job = within_measured(job, profile)
     if job.goal.prices is None:
         return job
     path, found = Path(job.goal.prices), []

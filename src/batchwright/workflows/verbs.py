@@ -99,7 +99,7 @@ from batchwright.workflows.prepare_job import (
     warn_of_shortfall,
     with_job,
 )
-from batchwright.workflows.prices import priced_here, priced_job
+from batchwright.workflows.prices import job_here, priced_job
 from batchwright.workflows.run_training import checked_destination, conduct, with_refit
 from batchwright.workflows.scheduling import Source, plan_to_show
 from batchwright.workflows.stopwatch import Stopwatch
@@ -554,7 +554,7 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
     # The probe writes the profile, which is kept even if no plan can be made of it.
     whole = before is not None and not before.trials_open
     profile = before if before is not None and whole else _probe_in(logs, job, kept)
-    priced = priced_here(profile.job, profile)
+    priced = job_here(profile.job, profile)
     if priced != profile.job:
         profile = profile.model_copy(update={"job": priced})
         write_record(profile, kept)

@@ -228,14 +228,23 @@ def _saving_error(knee: KneeFit, batch: int, saves: float) -> float:
 
 
 def _crossing(knee: KneeFit, gain: float) -> float | None:
-    """Batch from which on doubling saves at most ``gain``, a share; `None` if no batch does."""
+    """Batch from which on doubling saves at most ``gain``, a share; `None` if no batch does.
+
+    Where there is no line, it is no smaller than the smallest candidate.
+    """
     if gain <= 0:
         return None
     if knee.line is not None:
         return knee_of_line(*knee.line, gain)
-    low, high = log2(knee.rows[0].batch), log2(knee.rows[-1].batch) + 4
+
+    def enough(batch: float) -> bool:
+        return 1 - knee.per_sample(2 * batch) / knee.per_sample(batch) <= gain
+
+    first = knee.rows[0].batch
+    if enough(first):
+        return first
+    low, high = log2(first), log2(knee.rows[-1].batch) + 4
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        once, twice = (knee.per_sample(2**x) for x in (middle, middle + 1))
-        low, high = (low, middle) if 1 - twice / once <= gain else (middle, high)
+        low, high = (low, middle) if enough(2**middle) else (middle, high)
     return 2**high

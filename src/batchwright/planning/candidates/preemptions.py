@@ -80,9 +80,10 @@ class Losses:
         interval = min(self.interval, work)
         mean = self.seconds(work)
         each = interval / 2 + self.cost + self.restart
-        low, high = _poisson_ends(mean / self.mean)
         times = mean / self.mean
-        return max(work, mean + (low - times) * each), mean + (high - times) * each
+        low, high = _poisson_ends(times)
+        # Of a few losses in a hundred trainings, 97.5 % of these have none, and end below the mean.
+        return max(work, mean + (low - times) * each), mean + max(0.0, high - times) * each
 
     def reasons(self, train: Estimate) -> tuple[Reason, ...]:
         """Reasons on lost work and checkpoints; ``train``: seconds of training, losses included."""
@@ -161,7 +162,7 @@ class Offer:
         """Cost of ``work`` seconds of training; its interval is that of the number of losses."""
         seconds = self.losses.seconds(work), *self.losses.spread(work)
         value, low, high = (one * self.hourly / _HOUR for one in seconds)
-        return Estimate(value=value, low=min(low, value), high=max(high, value))
+        return Estimate(value=value, low=min(low, value), high=high)
 
 
 def spot_reason(chosen: Offer, other: Offer, work: float, workers: int) -> Reason:

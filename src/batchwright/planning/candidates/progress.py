@@ -370,6 +370,8 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
     kept = [one for one in model.notes if not (by_trials and one.startswith(EPOCHS_NOTE))]
     notes = f"{' '.join(map(sentence, kept))} {in_training}".strip()
     if scale is None:
+        if not progress.compares:  # neither trials nor the rule for the rate tell it
+            notes = f"{notes} The worth of a larger batch is not predicted."
         return Chosen("not known", notes, "assumed")
     share = 1 / (1 + batch / scale.value)
     made = f"a sample makes about {percent(share, 0)} of the progress that it makes at tiny batches"

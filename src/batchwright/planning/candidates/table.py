@@ -372,7 +372,13 @@ class Table:
 
 
 def in_memory(size: float) -> str:
-    """Bytes as text, with enough digits to tell them from a limit."""
+    """Bytes as text, with enough digits to tell them from a limit.
+
+    >>> in_memory(1_000_000), in_memory(20 * 2**20)
+    ('0.95 MiB', '20.0 MiB')
+    """
     if size >= 10 * 2**30:
         return f"{size / 2**30:.2f} GiB"
-    return f"{size / 2**20:.1f} MiB" if size >= 2**17 else f"{counted(round(size), 'byte')}"
+    if size < 2**17:
+        return counted(round(size), "byte")
+    return f"{size / 2**20:.{1 + (size < 2 * 2**20)}f} MiB"

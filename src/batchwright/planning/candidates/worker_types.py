@@ -246,8 +246,11 @@ def _measured_count(profile: Profile, job: Job, *, alone: bool) -> int:
         return profile.kinds[0].workers
     if not alone:
         return measured
-    asked = job.workers if isinstance(job.workers, int) else 1
-    return max(measured, job.goal.max_workers or 1, asked)
+    if job.workers == "auto":
+        return max(measured, job.goal.max_workers or 1)
+    # Beside the number asked for, others are candidates for comparison, which takes a link.
+    more = job.goal.max_workers if link_given(job.link) else None
+    return max(measured, job.workers, more or 1)
 
 
 def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerType:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from batchwright.algorithms.dual_batch import Rounding, update_factor
 from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.groups import (
     MIN_FIXED,
+    Groups,
     Pace,
     grouped,
     shown_relative,
@@ -110,21 +113,29 @@ def _other_counts(
         key=lambda n: (n not in (0, workers), abs(n - small)),
     )[:_MAX_ALTERNATIVES]
     extra = found.extra_time.value if small else USUAL_EXTRA_TIME
+
+    def with_small(count: int, pace: Pace) -> Groups:
+        return grouped(
+            pace,
+            side,
+            found.large_batches.value[-1],
+            small_workers=count,
+            extra_time=extra if count else 1.0,
+            samples=samples,
+            exchange_steps=found.rule.exchange_steps,
+            rounding=rounding,
+        )
+
     chosen = found.groups[-1].round_seconds
+    with suppress(PlanError):
+        # Large batches alone have no measured pair, so a round is compared without one: pairs were
+        # measured at another time, at which the machine may have been quicker or slower.
+        chosen = with_small(small, replace(pace, pairs=())).round_seconds
     shown = []
     for count in sorted(counts):
         name = f"{count} of {workers}"
         try:
-            other = grouped(
-                pace,
-                side,
-                found.large_batches.value[-1],
-                small_workers=count,
-                extra_time=extra if count else 1.0,
-                samples=samples,
-                exchange_steps=found.rule.exchange_steps,
-                rounding=rounding,
-            )
+            other = with_small(count, pace)
         except PlanError:
             shown.append(Alternative(value=name, loss="no small batch gives that time"))
             continue

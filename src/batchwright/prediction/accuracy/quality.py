@@ -330,7 +330,7 @@ def _noise_scale(noise: GradientNoise | None, runs: Sequence[Run]) -> tuple[Esti
         estimate = interval_in_ratio(exp(fmean(logs)), Z_975 * max(spread, RUN_ERROR))
         return estimate, "noise scale: geometric mean along the runs given"
     if noise is None or noise.noise_scale is None:
-        return None, "noise scale: not known; the worth of a larger batch is not predicted"
+        return None, "noise scale: no measurement tells it"
     error = hypot(PROBE_NOISE_ERROR, noise.relative_error or 0.0)
     return (
         interval_in_ratio(noise.noise_scale, Z_975 * error),

@@ -96,9 +96,12 @@ def method_words(plan: PlanFields) -> str:
 def planned_sizes(plan: PlanFields) -> frozenset[Size]:
     """Workers, resolution and global batch of each of the plan's stages.
 
-    Where the batch grows while training, only of the first one: the plan chose no other.
+    Where the batch grows while training, only of the first one: the plan chose no other. None with
+    a parameter server, whose workers step by themselves.
     """
     stages = plan.stages[:1] if plan.growth else plan.stages
+    if plan.server is not None:
+        return frozenset()
     return frozenset((row.workers, row.resolution, row.global_batch_size) for row in stages)
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf, log
 from statistics import median
 
 from batchwright.records import Estimate, KindCount, Knee, Plan, Prediction, Profile, StepTime
+from batchwright.records.registries.optimizers import SGD
 from batchwright.records.text.plan_text import (
     Size,
     cluster_words,
@@ -287,7 +289,7 @@ def _measured(
     A measured batch between two candidates takes D / B steps per epoch. Batches beyond the
     candidates are left out, since they would stretch the figure.
     """
-    first, side = considered[0], plan.top_resolution
+    first = considered[0]
     lengths = {one.global_batch_size: one.trained_epochs or plan.epochs for one in considered}
     beside = median(  # seconds of evaluation, which step times do not include
         _training(plan, one).value - lengths[one.global_batch_size] * one.epoch_seconds.value
@@ -299,7 +301,7 @@ def _measured(
         for one in considered
     }
     found = []
-    for one in _steps_of(first, side, profiles):
+    for one, longer in _steps_of(plan, first, profiles):
         batch = one.workers * one.local_batch_size
         if not considered[0].global_batch_size <= batch <= considered[-1].global_batch_size:
             continue
@@ -308,21 +310,45 @@ def _measured(
         least, most = (one.step_low, one.step_high)
         if one.visits:
             least, most = min(one.visits), max(one.visits)
-        value, low, high = (epochs * t + beside for t in (one.step_seconds, least, most))
+        value, low, high = (epochs * (t + longer) + beside for t in (one.step_seconds, least, most))
         cost = (rate * value, rate * low, rate * high)
         found.append(MeasuredPoint(batch, (value, low, high), cost))
     return tuple(sorted(found, key=lambda one: one.global_batch_size))
 
 
-def _steps_of(cluster: Prediction, side: int, profiles: Sequence[Profile]) -> list[StepTime]:
-    """Steps measured on the cluster's kind of worker; mixed clusters have none."""
+def _steps_of(
+    plan: Plan, cluster: Prediction, profiles: Sequence[Profile]
+) -> list[tuple[StepTime, float]]:
+    """Steps measured on the cluster's kind of worker, each with the seconds of a longer update.
+
+    Mixed clusters have none.
+    """
     kinds = {one.kind for one in cluster.kinds}
     if len(kinds) > 1:
         return []
     return [
-        one
+        (one, _longer_update(plan, profile, one.workers))
         for profile in profiles
         if not kinds or kinds == {profile.cluster.kind or profile.cluster.device_name}
         for one in profile.steps
-        if (one.workers, one.resolution) == (cluster.workers, side)
+        if (one.workers, one.resolution) == (cluster.workers, plan.top_resolution)
     ]
+
+
+def _longer_update(plan: Plan, profile: Profile, workers: int) -> float:
+    """Seconds that the plan's update takes more than that of measured steps, as in predictions.
+
+    With `optimizer=auto` steps are measured with SGD. Updates of the nearest number of workers
+    count.
+    """
+    if profile.job.optimizer != "auto" or plan.job.launcher.simulated:
+        return 0.0
+    usual, own = (
+        min(
+            (one for one in profile.updates if one.optimizer == name),
+            key=lambda one: abs(log(one.workers / workers)) if one.workers else inf,
+            default=None,
+        )
+        for name in (SGD.name, plan.update)
+    )
+    return max(0.0, own.seconds - usual.seconds) if own and usual else 0.0

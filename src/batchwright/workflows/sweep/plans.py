@@ -22,7 +22,7 @@ from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
 from batchwright.workflows.prepare_job import data_facts, ready_for
-from batchwright.workflows.prices import check_prices, priced_here
+from batchwright.workflows.prices import check_prices, job_here
 from batchwright.workflows.sweep.grid import Cell
 
 _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "workers"}
@@ -190,7 +190,7 @@ class Planner:
             The profile, with the pairs that were measured.
         """
         try:
-            job = priced_here(self._ready[cells[0].name], profile)
+            job = job_here(self._ready[cells[0].name], profile)
             plan = make_plan(profile, job)
             if pairs_of(plan):
                 logs = folder / "logs" / f"pairs-{cells[0].name}"
