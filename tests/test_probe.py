@@ -21,7 +21,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.probing import commands, executor
 from batchwright.probing.batches import Batches
 from batchwright.probing.bench import Bench
-from batchwright.probing.measure import gradient_noise
+from batchwright.probing.measure import gradient_noise, memory
 from batchwright.probing.measure.evaluation import answers, evaluate
 from batchwright.probing.measure.memory import estimate_peak, held_bytes, weigh
 from batchwright.probing.measure.timing import spread
@@ -297,6 +297,23 @@ def test_mapped_images_count_whole_in_the_resident_size_read_or_not(tmp_path):
     read = weigh(bench, bench.supply(2, SIDE))[1]
     assert 0.8 * size < unread - without < 1.2 * size
     assert 0.8 * size < read - without < 1.2 * size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the largest resident size")
+def test_of_mapped_images_held_out_a_workers_part_counts(tmp_path):
+    path, size = tmp_path / "val.pixels", 64 * 2**20
+    path.write_bytes(bytes(size))
+
+    def resident(workers):
+        memory._forget_highest_resident()
+        return memory._highest_resident(workers)
+
+    without = resident(1)
+    pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    assert 0.9 * size < resident(1) - without < 1.1 * size
+    assert 0.2 * size < resident(4) - without < 0.3 * size
+    pixels.max()
+    assert 0.9 * size < resident(4) - without < 1.1 * size  # all were read
 
 
 def test_where_not_even_the_first_step_fits_the_resolution_is_named(monkeypatch):

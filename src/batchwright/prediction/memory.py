@@ -12,9 +12,10 @@ bound all others, without statistics:
 Rounding by the allocator, and points that are not convex, widen a stated margin.
 
 The resident size of the process is its size without the step, and a multiple of the step's tensors,
-by what the allocator keeps. In the steps of a probe it is a line in the predicted peak M. The slope
-has a prior, so that it does not follow from a few small batches, whose sizes scatter by more than
-they differ. Where glibc keeps small freed pieces apart (`workload.allocator`), the heap of a
+by what the allocator keeps. In the steps of a probe it is a line in the predicted peak M, and what
+earlier steps have left of the heap, so the line goes through the lowest point. The slope has a
+prior, so that it does not follow from a few small batches, whose sizes scatter by more than they
+differ. Where glibc keeps small freed pieces apart (`workload.allocator`), the heap of a
 training holds h more bytes with each byte above the bytes F that every step reaches; else h is 0:
 
 .. math:: R = a + k M + h (M - F), \qquad k = 1.5 \pm 0.5, \quad h = 0.5 \pm 0.35
@@ -124,7 +125,7 @@ class _Resident:
     """Resident size against peak bytes, as measured at one resolution and number of workers."""
 
     peak: float  # mean of the points' peak bytes
-    size: float  # mean of their resident sizes, in bytes
+    size: float  # resident size there, in bytes, of a process that held no larger step before
     points: int  # number of points
     slope: float  # resident bytes for each byte of tensors
     slope_error: float  # standard error of the slope
@@ -437,7 +438,9 @@ def _bounds(group: Mapping[int, MemoryPoint], parts: MemoryParts | None) -> _Bou
 def _fit_resident(
     group: Mapping[int, MemoryPoint], floor: int, held: tuple[float, float]
 ) -> _Resident | None:
-    """Resident size by least squares, with `RESIDENT_SLOPE` as an observation of the slope."""
+    """Resident size as a line: the slope by least squares, with `RESIDENT_SLOPE` as an observation
+    of it, and through the lowest point, as what a probe's earlier steps have left only adds.
+    """
     known = [(p.peak_bytes, p.resident_bytes) for p in group.values() if p.resident_bytes]
     if not known:
         return None
@@ -446,4 +449,5 @@ def _fit_resident(
     seen = sum((x - peak) ** 2 for x, _ in known) / scatter
     across = sum((x - peak) * (y - size) for x, y in known) / scatter
     slope = (across + weight * RESIDENT_SLOPE) / (seen + weight)
+    size = min(y + slope * (peak - x) for x, y in known)
     return _Resident(peak, size, len(known), slope, (seen + weight) ** -0.5, floor, held)

@@ -18,7 +18,7 @@ from batchwright.distributed.group import Group
 from batchwright.probing.bench import Steppable, sides_of
 from batchwright.records import DataFacts, Job, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
-from batchwright.workload.data.store_writer import PIXELS
+from batchwright.workload.data.store_writer import PARTS, PIXELS
 from batchwright.workload.host import autocast, free_memory, identity, release_memory
 from batchwright.workload.muon import Muon
 from batchwright.workload.passes.recomputation import recompute
@@ -35,7 +35,7 @@ def weigh(bench: Steppable, supply: Callable[[], Any]) -> tuple[int | None, int 
     before the step plus the running sum of the allocations and releases that PyTorch's profiler
     records. Both peaks are what tensors ask for, and exactly linear in the batch between two
     moments of the step; the resident size is neither. It includes all of the images that are mapped
-    into memory, as a training reads them all.
+    into memory, as a training reads them all; of those held out each worker reads its part.
 
     Returns:
         Peak in bytes on this worker, `None` if the step does not fit on some worker: then no weight
@@ -53,7 +53,7 @@ def weigh(bench: Steppable, supply: Callable[[], Any]) -> tuple[int | None, int 
     known = _forget_highest_resident()
     if not bench.try_step(supply):
         return None, None
-    resident = _highest_resident() if known else None
+    resident = _highest_resident(bench.group.size) if known else None
     live = bench.live_bytes()
     with counting_tensors() as highest:
         fits = bench.try_step(supply)
@@ -173,21 +173,25 @@ def _forget_highest_resident() -> bool:
     return True
 
 
-def _highest_resident() -> int | None:
+def _highest_resident(workers: int) -> int | None:
     """Largest resident size since it was reset, plus the mapped images not yet read, in bytes.
 
-    The kernel drops pages of a file before memory runs out, so a file larger than the free memory
-    is never resident as a whole: of what is not read, at most the free bytes count.
+    Of the images held out, each of ``workers`` evaluates a part, and reads no more. The kernel
+    drops pages of a file before memory runs out, so a file larger than the free memory is never
+    resident as a whole: of what is not read, at most the free bytes count.
     """
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next((line.split()[1] for line in status if line.startswith("VmHWM:")), None)
     if peak is None:
         return None
-    unread, ours = 0, False
+    unread, size, readers = 0, 0, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
         key, *values = line.split()
         if not key.endswith(":"):  # the next mapping: addresses, mode, offset, device, inode, path
-            ours = line.endswith(PIXELS)
-        elif ours and key in ("Size:", "Rss:"):
-            unread += int(values[0]) * 1024 * (1 if key == "Size:" else -1)
+            held_out = line.endswith(PARTS[1] + PIXELS)
+            readers = workers if held_out else int(line.endswith(PIXELS))
+        elif readers and key == "Size:":
+            size = int(values[0]) * 1024
+        elif readers and key == "Rss:":  # it follows the size
+            unread += max(0, size // readers - int(values[0]) * 1024)
     return int(peak) * 1024 + min(unread, free_memory(torch.device("cpu"), 1))
