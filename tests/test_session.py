@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import multiprocessing
 import os
 import random
@@ -43,7 +44,7 @@ from batchwright.errors import (
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.records.documents import read_record
 from batchwright.storage.locks import LOCK_FILE
-from batchwright.training import all_reduce_run, session
+from batchwright.training import all_reduce_run, session, session_checks, signals
 from batchwright.training.batches.feeding import SeededItems
 from batchwright.training.batches.randomness import put_aside, seed_item
 from batchwright.training.batches.sampler import epoch_order
@@ -1127,15 +1128,23 @@ def test_who_closes_the_terminal_after_ctrl_c_does_not_hasten_the_end():
 
 
 def test_a_second_ctrl_c_ends_a_loop_that_does_not_come_to_its_next_step(tmp_path, monkeypatch):
-    """Not one that a launcher has started, which passes on what the terminal has sent to all."""
+    """Not one that a launcher has started, which passes on what the terminal has sent to all; nor
+    one that hears of a single signal twice, as by `timeout --signal=INT`.
+    """
     before = signal.getsignal(signal.SIGINT)
-    for launched, ends in ((False, KeyboardInterrupt), (True, SystemExit)):
-        if launched:
-            monkeypatch.setattr(session, "started_by_hand", lambda: False)
-        with pytest.raises(ends), make_session(run_folder=tmp_path / str(launched)) as one:
+    cases = (
+        (False, -1.0, KeyboardInterrupt),
+        (False, math.inf, SystemExit),
+        (True, -1.0, SystemExit),
+    )
+    for number, (launched, apart, ends) in enumerate(cases):
+        monkeypatch.setattr(signals, "_AGAIN_SECONDS", apart)
+        monkeypatch.setattr(session, "started_by_hand", lambda hand=not launched: hand)
+        with pytest.raises(ends), make_session(run_folder=tmp_path / str(number)) as one:
             train(one, each_step=lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
         assert signal.getsignal(signal.SIGINT) == before
-        assert (tmp_path / str(launched) / "checkpoints" / "last.pt").exists() == launched
+        kept = (tmp_path / str(number) / "checkpoints" / "last.pt").exists()
+        assert kept == (ends is SystemExit)
 
 
 def test_a_script_whose_terminal_is_closed_ends_as_one_that_was_stopped(tmp_path, monkeypatch):

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
 from batchwright.distributed.processes import stop_signals
 from batchwright.errors import DeadlineReached, Interrupted, stopped_by
+
+_AGAIN_SECONDS = 1.0
+"""Seconds from a Ctrl-C to another of the same hand: `timeout` and tools that start a script send a
+signal to it and to its group, so that it hears of one twice."""
 
 
 class StopRequest:
@@ -21,9 +26,9 @@ class StopRequest:
     Outside the main thread Python allows no handlers: there only `ask` can stop a run.
 
     Args:
-        twice: Whether a second Ctrl-C ends the run at once: the loop's own code, or a disk that
-            hangs, may keep it from its next step. Launchers pass on a signal that the terminal has
-            sent to all, so their workers may hear of one twice.
+        twice: Whether a second Ctrl-C, a moment later, ends the run at once: the loop's own code,
+            or a disk that hangs, may keep it from its next step. Launchers pass on a signal that
+            the terminal has sent to all, maybe seconds after it.
 
     Attributes:
         number: The signal that arrived, or 0.
@@ -31,6 +36,7 @@ class StopRequest:
 
     def __init__(self, *, twice: bool = False) -> None:
         self.number, self._twice = 0, twice
+        self._noted = 0.0  # when the first signal came, by the monotonic clock
         self._former: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
@@ -48,9 +54,11 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._twice and number == self.number == signal.SIGINT:
+        second = self._twice and number == self.number == signal.SIGINT
+        if second and time.monotonic() - self._noted > _AGAIN_SECONDS:
             self.close()
             raise KeyboardInterrupt
+        self._noted = self._noted or time.monotonic()
         self.ask(number)
 
 
