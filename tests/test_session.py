@@ -54,6 +54,7 @@ from batchwright.training.evaluate.evaluation import outputs_and_labels
 from batchwright.training.session_checks import (
     as_weights,
     refuse_unlike_workers,
+    refuse_other_things,
     refuse_without_float64,
 )
 from batchwright.training.signals import StopRequest
@@ -343,6 +344,17 @@ def test_an_optimizer_that_a_step_cannot_serve_is_refused_before_training(build,
 
 def rateless(weights):
     optimizer = torch.optim.SGD(weights, lr=0.1)
+def test_an_optimizer_whose_step_does_not_tell_its_arguments_is_left_alone(monkeypatch):
+    """As one of compiled code."""
+
+    def silent(_):
+        raise ValueError("no signature found for builtin")
+
+    monkeypatch.setattr(session_checks, "signature", silent)
+    model = make_model()
+    refuse_other_things(model, torch.optim.SGD(model.parameters(), lr=0.1), Points())
+
+
     optimizer.param_groups[0]["lr"] = None
     return optimizer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from inspect import Parameter, signature
 from itertools import zip_longest
@@ -294,8 +295,9 @@ def _refuse_other_updates(optimizer: Any) -> None:
             "all of its state"
         )
     # Of the class: a scheduler gives the object a step of its own, with other arguments.
-    step = getattr(type(optimizer), "step", None)
-    more = [] if step is None else list(signature(step).parameters.values())[1:]
+    more: list[Parameter] = []
+    with suppress(AttributeError, TypeError, ValueError):  # compiled code may not tell
+        more = list(signature(type(optimizer).step).parameters.values())[1:]
     needs = [one.name for one in more if one.default is one.empty and one.kind not in _ANY_NUMBER]
     if needs:
         raise ArgumentError(
