@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from batchwright.training.checkpoints import checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.parameter_server.messages import Settled
 from servers import make_server_plan
-from test_server_coordinator import begun
+from test_server_coordinator import Served, begun
 from test_session import wait_until
 
 SECONDS = 300  # after which a test gives up waiting
@@ -110,6 +111,23 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best_after_a_resume_too(tmp_p
     assert (state["best_score"], state["best_loss"]) == (0.5, 0.5)
     assert state["epoch"] == 2
     assert served.again().coordinator.evaluations.best == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("scores", "kept"), [(("loss", "top1"), False), (("top1", "loss"), True)])
+def test_a_loss_that_an_earlier_version_took_for_a_score_is_none_after_a_resume(
+    tmp_path, scores, kept
+):
+    served = begun(make_server_plan((12,), epochs=6), tmp_path)
+    score(served, 0, 6.0)
+    served.coordinator.evaluations.scores = dict.fromkeys(scores, 0.5)
+    served.keeper.save_last()
+    served.keeper.settle()
+    path = tmp_path / "checkpoints" / "last.pt"
+    content = load_checkpoint(path)
+    del content["state"]["loss_as_score"]
+    save_checkpoint(path, content)
+    best = Served(served.plan, tmp_path, resume=True).coordinator.evaluations.best
+    assert best == ((0.5, math.inf) if kept else (-math.inf, math.inf))
 
 
 def plan_with(**keys):

@@ -50,15 +50,17 @@ from batchwright.training.batches.randomness import put_aside, seed_item
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.evaluate.evaluation import outputs_and_labels
 from batchwright.training.session_checks import (
     as_weights,
-    refuse_unlike_workers,
     refuse_other_things,
+    refuse_unlike_workers,
     refuse_without_float64,
 )
 from batchwright.training.signals import StopRequest
 from batchwright.training.step import clock
+from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.workload.muon import muon
 from samples import make_data, make_job, make_plan
 
@@ -342,8 +344,6 @@ def test_an_optimizer_that_a_step_cannot_serve_is_refused_before_training(build,
         make_session(model, build(model.parameters()))
 
 
-def rateless(weights):
-    optimizer = torch.optim.SGD(weights, lr=0.1)
 def test_an_optimizer_whose_step_does_not_tell_its_arguments_is_left_alone(monkeypatch):
     """As one of compiled code."""
 
@@ -355,6 +355,8 @@ def test_an_optimizer_whose_step_does_not_tell_its_arguments_is_left_alone(monke
     refuse_other_things(model, torch.optim.SGD(model.parameters(), lr=0.1), Points())
 
 
+def rateless(weights):
+    optimizer = torch.optim.SGD(weights, lr=0.1)
     optimizer.param_groups[0]["lr"] = None
     return optimizer
 
@@ -1747,6 +1749,26 @@ def test_a_loss_is_no_score_and_where_there_is_no_other_the_lowest_is_best(tmp_p
         return {"loss": losses[epoch]} | dict.fromkeys(others, scores[epoch])
 
     assert weights_of_best(tmp_path, metric) == best
+
+
+@pytest.mark.parametrize(
+    ("means", "better"),
+    [
+        ({"loss": 0.5, "top1": 0.2}, True),  # that was the highest loss
+        ({"loss": 0.5}, True),
+        ({"top1": 0.2, "loss": 0.5}, False),
+        ({"f1": 0.2}, False),
+    ],
+)
+def test_a_run_of_an_earlier_version_whose_score_was_a_loss_finds_its_best_anew(means, better):
+    values = RunState(best_score=0.9).values()
+    del values["loss_as_score"]
+    state = RunState()
+    state.restore(values, EpochMeter())
+    assert state.note_score(means, 1) == better
+    then = RunState()
+    then.restore(state.values(), EpochMeter())
+    assert not then.note_score(means, 1)
 
 
 def weights_of_best(folder, metric):

@@ -61,6 +61,8 @@ class RunState:
         best_score: Highest score of an evaluation so far.
         best_loss: Its held-out loss, which decides between equal scores; infinite: none. An
             earlier version's checkpoint has none, and its best epoch stays the best of equals.
+        loss_as_score: Whether the best score may be a loss: an earlier version took the first value
+            of a metric for its score, whatever its name, and the highest for the best.
         meter: Sums of the epoch in progress, this worker's.
         noise: Gradient noise so far.
         tensors: Gradient noise of each tensor; ``None`` where nothing depends on it.
@@ -82,6 +84,7 @@ class RunState:
     growth: int = 0
     best_score: float = -math.inf
     best_loss: float = math.inf
+    loss_as_score: bool = False
     meter: EpochMeter = field(default_factory=EpochMeter)
     noise: NoiseState = field(default_factory=NoiseState)
     tensors: TensorNoise | None = None
@@ -101,6 +104,9 @@ class RunState:
 
     def note_score(self, sums: Mapping[str, float], count: int) -> bool:
         """Note an evaluation's score, as `score_of`; returns whether it is the best so far."""
+        if self.loss_as_score and next(iter(sums)) == "loss":
+            self.best_score, self.best_loss = -math.inf, math.inf
+        self.loss_as_score = False
         score = score_of({name: value / count for name, value in sums.items()})
         better = is_better(score, (self.best_score, self.best_loss))
         if better:
@@ -116,7 +122,7 @@ class RunState:
     def restore(self, values: dict[str, Any], meter: EpochMeter) -> None:
         """Go on from a checkpoint's `values`, with this worker's meter."""
         # An earlier version kept no loss, and the first of equal epochs stays its best.
-        self.__dict__.update({"best_loss": -math.inf, **values})
+        self.__dict__.update({"best_loss": -math.inf, "loss_as_score": True, **values})
         self.noise = NoiseState(**values["noise"])
         tensors = values.get("tensors")
         self.tensors = None if tensors is None else TensorNoise(**tensors)

@@ -73,6 +73,9 @@ class ServerCheckpoints:
         )
         self._recorder.restore(content["run"], where)
         best = state["best_score"], state.get("best_loss", -math.inf)  # as in `RunState`
+        first = next(iter(content["server"]["scores"]), "")
+        if state.get("loss_as_score", True) and first == "loss":
+            best = -math.inf, math.inf
         self._coordinator.restore(content["server"], state["steps"], best)
         self._writer.saved_steps = state["steps"]
         self._writer.last_is_damaged = found.last_is_damaged
@@ -165,6 +168,7 @@ class ServerCheckpoints:
                 "samples_seen": samples,
                 "best_score": best_score,
                 "best_loss": best_loss,
+                "loss_as_score": False,
             },
             "kept": {},
             "run": self._recorder.values(),
