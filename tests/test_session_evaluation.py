@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.errors import ArgumentError, DataError, TrainingError
+from batchwright.errors import ArgumentError, BatchwrightError, DataError, TrainingError
 from batchwright.training.evaluate.evaluation import evaluation_batch, merged_batch_norm
 from test_session import (
     CLASSES,
@@ -184,6 +184,32 @@ def averaging(rank):
     with pytest.raises(ArgumentError, match="other weights on worker 1 than on worker 0"):
         evaluate()
     return weights_of(average), means, before
+
+
+@pytest.mark.slow
+def test_weights_of_the_session_stay_in_another_model_that_only_some_evaluate_in_vain(crew):
+    """All would wait for each other, or take each other's numbers for something else."""
+    told = crew.together(wrapping, workers=2)
+    assert any("evaluates another model" in one and "on all workers alike" in one for one in told)
+
+
+def wrapping(rank):
+    """The error of evaluations that are not the same on all workers."""
+    model = make_model()
+
+    def evaluate():
+        with make_session(model, plan=make_tiny_plan((5, 5))) as one:
+            with torch.no_grad():
+                model.weight += rank  # as processors may round differently
+            own = weights_of(model)
+            one.evaluate(Points(HELD_OUT), counting, model=nn.Sequential(model))
+            assert torch.equal(weights_of(model), own)
+            average = nn.Linear(FEATURES, CLASSES) if rank else None
+            one.evaluate(Points(HELD_OUT), counting, model=average)
+
+    with pytest.raises(BatchwrightError) as told:
+        evaluate()
+    return str(told.value)
 
 
 # ------------------------------------------------------------------------------ nothing left behind

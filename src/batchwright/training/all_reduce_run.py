@@ -191,11 +191,12 @@ class AllReduceRun:
 
     def _evaluate(self, what: Evaluation) -> dict[str, float]:
         started = time.perf_counter()
-        self._group.announce("evaluates")
+        other = what.model is not self._setup.model
+        self._group.announce("evaluates another model" if other else "evaluates")
         self._group.monitored_barrier()
         self._take_into_average()
         self._merge_buffers()
-        if what.model is not self._setup.model:
+        if other:
             self._make_alike(what.model)
         steps = self._sharing.steps
         sums, count, stopped = self._setup.evaluated(
@@ -233,16 +234,19 @@ class AllReduceRun:
         """Give all workers worker 0's weights of another model that they evaluate together.
 
         An average that was made before the session is of the weights that each worker began with.
+        Weights that are the session's own, as in a compiled model, stay: training looks after them.
 
         Raises:
             ArgumentError: Their models are not of one kind.
         """
-        weights, group = list(model.parameters()), self._group
-        if group.size == 1 or not weights:
+        group = self._group
+        if group.size == 1:
             return
+        own = {*self._setup.model.parameters()}
+        weights = [one for one in model.parameters() if one not in own]
         there = [one.detach().to(group.device) for one in weights]
         layout = [(tuple(one.shape), str(one.dtype)) for one in there]
-        everyone = group.gather((layout, int(weights_digest(there))))
+        everyone = group.gather((layout, int(weights_digest(there)) if there else 0))
         for rank, (layout, _) in enumerate(everyone):
             if layout != everyone[0][0]:
                 raise ArgumentError(
