@@ -130,3 +130,31 @@ def test_what_a_loop_changes_in_a_data_set_loader_processes_do_not_see_and_it_is
     assert [f"the data set's {told} has changed" in str(one.message) for one in found] == (
         [True] if told else []
     )
+
+
+class Counting(Curriculum):
+    """Counts what is read of it in this process."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_a_data_set_counts_of_single_batches_here_no_loop_has_changed(changes):
+    """Such are fetched in this process where memory has run out."""
+    data, batch = Counting(), torch.tensor([3, 1])
+    feed = DatasetFeed(data, device=torch.device("cpu"), seed=0, loaders=1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for epoch in range(3):
+            list(feed.training([batch], epoch, 8))
+            if changes:
+                data.epoch = epoch + 1
+            feed.single(batch, epoch, 8)
+    feed.close()
+    assert ["set's epoch has changed" in str(one.message) for one in found] == [True] * changes

@@ -246,7 +246,11 @@ class DatasetFeed:
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
         """One such batch, fetched in this process."""
+        if self._copied is not None:
+            self._warn_of_changes()
         items = self._items.__getitems__([(epoch, index) for index in indices.tolist()])
+        if self._copied is not None:  # what the data set counts or keeps here, no loop has changed
+            self._copied = CopiedData(self._dataset)
         batch = (self._collate or default_collate)(items)
         return self._resized(to_device(batch, self._device), resolution)
 
