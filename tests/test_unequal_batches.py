@@ -207,6 +207,16 @@ def test_a_sampler_that_was_made_before_its_group_is_refused(monkeypatch):
     assert len(list(bw.Sampler(SAMPLES, BATCH))) == 4
 
 
+def test_a_sampler_that_was_made_in_its_group_may_be_read_behind_it(monkeypatch):
+    """Or in a process beside the worker, which is in no group."""
+    with monkeypatch.context() as joined:
+        joined.setattr(unequal, "_in_group", lambda: True)
+        joined.setattr(unequal.distributed, "get_rank", lambda: 1)
+        joined.setattr(unequal.distributed, "get_world_size", lambda: 2)
+        sampler = bw.Sampler(SAMPLES, BATCH)
+    assert [len(batch) for batch in sampler] == [8, 8, 8, 2]
+
+
 def data():
     random = torch.Generator().manual_seed(5)
     return TensorDataset(

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 from torch.utils.data import Sampler as TorchSampler
-from torch.utils.data import get_worker_info
 
 from batchwright.algorithms.partition import apportion
 from batchwright.errors import ArgumentError, PlanError
@@ -96,7 +95,9 @@ class Sampler(TorchSampler[list[int]]):
             refuse_iterable(data)
             data = len(data)  # type: ignore[arg-type] # an int is a number
         own, count = place_among_workers()
-        self._found = (own, count) if rank is None and workers is None else None
+        # Looked at again by each pass, unless it is known for good: a group may be joined later.
+        settled = _in_group() or (rank, workers) != (None, None)
+        self._found = None if settled else (own, count)
         rank, workers = own if rank is None else rank, count if workers is None else workers
         self.samples, self.rank, self.workers, global_batch, passes, least, seed = _whole_numbers(
             *(("data", data), ("rank", rank), ("workers", workers)),
@@ -150,15 +151,12 @@ class Sampler(TorchSampler[list[int]]):
         return self.passes * len(self._sizes(self._done))
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Not in a loader process, which joins no group.
-        if self._found is not None and get_worker_info() is None:
-            now = place_among_workers()
-            if now != self._found:
-                (was, of), (rank, workers) = self._found, now
-                raise ArgumentError(
-                    f"Sampler was made as worker {was} of {of}, and this is worker {rank} of "
-                    f"{workers}: make it behind init_process_group, or give rank= and workers="
-                )
+        if self._found is not None and (now := place_among_workers()) != self._found:
+            (was, of), (rank, workers) = self._found, now
+            raise ArgumentError(
+                f"Sampler was made as worker {was} of {of}, and this is worker {rank} of "
+                f"{workers}: make it behind init_process_group, or give rank= and workers="
+            )
         if self._begun:  # the pass before is over, whether or not it came to its end
             self.epoch, self._done = self.epoch + 1, 0
         self._begun = True
@@ -325,9 +323,13 @@ def _whole_numbers(*named: tuple[str, Any]) -> tuple[int, ...]:
 
 def place_among_workers() -> tuple[int, int]:
     """Rank and number of workers, by `torch.distributed`, else by the environment."""
-    if distributed.is_available() and distributed.is_initialized():
+    if _in_group():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _in_group() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def weigh_gradient(loss: Tensor, part: Part, workers: int) -> None:
