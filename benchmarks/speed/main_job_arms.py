@@ -7,6 +7,7 @@ Each trains `resnet8` on CIFAR-100 in batches of 128 at 32 px with random crops 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -66,13 +67,13 @@ def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: s
 def session(turns: Turns, data: Path, runs: Path) -> None:
     """Our loop in float32, with its records, as ``batchwright train`` runs it in one process."""
     plan = cifar_plan(data, epochs=ENDLESS, precision="float32", seed=0, decay="none")
-    train_session(turns, plan, runs / "float32")
+    train_session(turns, plan, runs / f"float32-{os.getpid()}")
 
 
 def session_auto(turns: Turns, data: Path, runs: Path) -> None:
     """Our loop with ``precision=auto``."""
     plan = cifar_plan(data, epochs=ENDLESS, precision="auto", seed=0, decay="none")
-    train_session(turns, plan, runs / "auto")
+    train_session(turns, plan, runs / f"auto-{os.getpid()}")
 
 
 def train_session(

@@ -186,7 +186,7 @@ def _step(
 
 def _plan(workers: int) -> Plan:
     job = job_from(
-        f"network=resnet8 precision=float32 device=cpu workers={workers} epochs=2 "
+        f"network=resnet8 optimizer=sgd precision=float32 device=cpu workers={workers} epochs=2 "
         f"global_batch={BATCH * workers} checkpoint_seconds={ENDLESS}"
     )
     return planned(job, opened(job.data, job.network, 8))
