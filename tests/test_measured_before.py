@@ -7,8 +7,10 @@ from contextlib import nullcontext
 import pytest
 
 from batchwright.errors import PlanError
+from batchwright.probing.probe import unfinished
 from batchwright.records import Job
 from batchwright.records.documents import (
+    change_job,
     job_yaml,
     load_job,
     read_record,
@@ -84,6 +86,18 @@ def test_open_trials_go_on_for_the_job_as_it_is_now(tmp_path, measured):
     profile = measured(taught().model_copy(update={"trials_open": True}))
     found = measured_before(tmp_path, asked(profile, epochs=7))
     assert (found.trials_open, found.trials, found.job.epochs) == (True, profile.trials, 7)
+
+
+@pytest.mark.parametrize("most", [2, 8])
+def test_a_bound_above_the_workers_that_are_here_loses_no_trials(tmp_path, measured, capsys, most):
+    """A run has bounded the profile's job to 2, or was stopped before it did."""
+    job = change_job(taught().job, {"goal": {"max_workers": most}})
+    measured(taught().model_copy(update={"job": job, "trials_open": most == 8}))
+    again = change_job(job, {"goal": {"max_workers": 8}})
+    found = measured_before(tmp_path, asked(make_profile(job=again)))
+    assert "goal.max_workers" not in capsys.readouterr().err
+    write_record(found, tmp_path / "profile.json")
+    assert bool(unfinished(tmp_path / "profile.json", again)) == (most == 8)
 
 
 def test_more_time_for_trials_opens_them_again(tmp_path, measured):

@@ -750,16 +750,33 @@ def test_the_interval_between_checkpoints_is_the_plans_own_unless_it_was_asked_f
 
 def test_of_many_workers_not_every_number_of_small_batches_is_laid_out(monkeypatch):
     """Each is laid out worker by worker, which for all numbers took hours."""
-    counts, usual = [], two_groups.served
+    many = profile_of(
+        workers=1, counts=(1,), data=CIFAR100.model_copy(update={"train_samples": 1_000_000})
+    )
+    keys = {"workers": 60, "virtual": Virtual(overheads=(1, 0.1) * 30)}
+    counts, usual, best = [], two_groups.served, virtual("dual-batch", many, **keys)
     monkeypatch.setattr(two_groups, "_MOST_COUNTS", 5)
     monkeypatch.setattr(
         two_groups,
         "served",
         lambda *given, **keys: counts.append(keys["small_workers"].value) or usual(*given, **keys),
     )
-    plan = virtual("dual-batch", workers=20, virtual=Virtual(overheads=(1, 0.1) * 10))
-    assert counts == [4, 8, 12, 16, 20]
-    assert "Of 20 numbers 5 were compared." in reason(plan, "small-batch workers").why
+    plan = virtual("dual-batch", many, **keys)
+    assert counts[:5] == [1, 3, 8, 22, 60]
+    assert plan.server.small_workers in counts[5:]
+    assert plan.stages == best.stages
+    told = "Of 60 numbers 5 were compared, and those around the best."
+    assert told in reason(plan, "small-batch workers").why
+
+
+def test_of_many_workers_as_many_get_a_small_batch_as_a_deadline_allows(monkeypatch):
+    profile = profile_of(workers=40)
+    alone = planned("dual-batch", profile, dual=DualBatch(small_workers=0))
+    goal = Goal(deadline=1.03 * 30 * alone.stages[0].predicted_epoch_seconds.high)
+    most = planned("dual-batch", profile, goal=goal)
+    monkeypatch.setattr(two_groups, "_MOST_COUNTS", 6)
+    assert most.server.small_workers not in range(29, 0, -5)  # those that are looked at first
+    assert planned("dual-batch", profile, goal=goal).stages == most.stages
 
 
 def test_speeds_and_overheads_of_unequal_numbers_of_workers_are_refused():

@@ -175,6 +175,8 @@ def test_what_earlier_steps_of_a_probe_have_left_is_not_predicted():
     points = [memory_point(b, straight(b), resident=size) for b, size in sizes.items()]
     estimate = fit_memory(points, PARTS).resident(32, 16)
     assert estimate.value == pytest.approx(line[16], rel=0.02)
+    on_gpu = fit_memory(points, PARTS, device="cuda").resident(32, 16)  # nothing is left there
+    assert on_gpu.value > estimate.value + 10_000_000
 
 
 def test_where_pieces_are_kept_apart_a_training_holds_more_and_the_interval_has_a_step_too():

@@ -316,6 +316,26 @@ def test_of_mapped_images_held_out_a_workers_part_counts(tmp_path):
     assert 0.9 * size < resident(4) - without < 1.1 * size  # all were read
 
 
+@pytest.mark.parametrize(("method", "together"), [("plain", 4), ("dual-batch", 1)])
+def test_with_a_parameter_server_a_worker_evaluates_all_images_held_out(
+    monkeypatch, method, together
+):
+    asked = []
+    monkeypatch.setattr(memory, "_forget_highest_resident", lambda: True)
+    monkeypatch.setattr(memory, "_highest_resident", asked.append)
+    bench = SimpleNamespace(
+        device=torch.device("cpu"),
+        group=SimpleNamespace(size=4),
+        supply=lambda *_: None,
+        try_step=lambda _: True,
+        live_bytes=lambda: 1000,
+    )
+    worker = SimpleNamespace(_job=Job(method=method), _joined=lambda _: bench)
+    command = commands.Weigh(workers=4, resolution=SIDE, local_batch_size=2)
+    executor.Executor.carry_out(worker, command)
+    assert asked == [together]
+
+
 def test_where_not_even_the_first_step_fits_the_resolution_is_named(monkeypatch):
     def full(bench, supply):
         raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -32,6 +33,7 @@ from batchwright.errors import (
 from batchwright.records import AgsRule, RunSummary
 from batchwright.records.run import stalled_epoch
 from batchwright.training import loop
+from batchwright.training.batches.epoch_steps import EpochSteps
 from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.batches.sampler import epoch_order, step_sizes
 from batchwright.training.checkpoints import checkpoint_writer
@@ -381,6 +383,33 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, par
     assert told(whole)[0] == told(pieces)[0]
     assert whole.rounds == pieces.rounds
     assert pieces.resumed == 1
+
+
+@pytest.mark.parametrize("part", [0.3, 0.5])
+def test_shares_that_are_to_change_do_so_at_their_step_after_a_stop(tmp_path, monkeypatch, part):
+    """Loader processes fetch batches ahead, so that new shares hold from a later step on."""
+    asked = EpochSteps.ahead
+
+    def fetched_ahead(steps):
+        left, ready = asked(steps), deque()
+        for batch in left:
+            ready.append(batch)
+            if len(ready) > 6:  # of three workers: those of two steps more
+                yield ready.popleft()
+        yield from ready
+
+    def plan(**job):
+        own = {"method": "dynamic-batch", "rebalance_steps": 2, "virtual": {"speeds": (1, 1, 0.5)}}
+        return make_virtual_plan((4, 4, 4), **own, **job)
+
+    monkeypatch.setattr(EpochSteps, "ahead", fetched_ahead)
+    whole, weights = train(plan(), tmp_path / "whole")
+    deadline = part * whole.epochs[0].training_seconds
+    with pytest.raises(DeadlineReached):
+        train(plan(goal={"deadline": deadline}), tmp_path / "pieces")
+    pieces, again = train(plan(), tmp_path / "pieces", resume=True)
+    assert told(pieces) == told(whole)
+    assert same(weights, again)
 
 
 def test_the_scale_of_each_workers_losses_goes_on_after_a_stop(tmp_path, monkeypatch):

@@ -347,7 +347,7 @@ def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) ->
         PlanError: There is no such plan either.
     """
     job = planning_job(profile)
-    if profile.steps and not link_given(job.link):
+    if not link_given(job.link):
         job = within_measured(job, profile)
     if optimizer is not None:
         job = job.model_copy(update={"optimizer": optimizer})

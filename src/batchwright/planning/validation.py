@@ -53,8 +53,8 @@ def within_measured(job: Job, profile: Profile) -> Job:
     So it is a bound alone, and no wish to plan for more workers than there are. A job for a virtual
     cluster, whose workers are no processes, stays as it is.
     """
-    measured, most = max(point.workers for point in profile.steps), job.goal.max_workers
-    if most is None or most <= measured or job.launcher.simulated:
+    most, measured = job.goal.max_workers, max((one.workers for one in profile.steps), default=0)
+    if most is None or not 0 < measured < most or job.launcher.simulated:
         return job
     return job.model_copy(update={"goal": job.goal.model_copy(update={"max_workers": measured})})
 

@@ -12,9 +12,10 @@ bound all others, without statistics:
 Rounding by the allocator, and points that are not convex, widen a stated margin.
 
 The resident size of the process is its size without the step, and a multiple of the step's tensors,
-by what the allocator keeps. In the steps of a probe it is a line in the predicted peak M, and what
-earlier steps have left of the heap, so the line goes through the lowest point. The slope has a
-prior, so that it does not follow from a few small batches, whose sizes scatter by more than they
+by what the allocator keeps. In the steps of a probe it is a line in the predicted peak M. On the
+CPU what earlier steps have left of the heap comes on top, so the line goes through the lowest
+point; on a GPU, whose free blocks are given back before each step, through the mean. The slope has
+a prior, so that it does not follow from a few small batches, whose sizes scatter by more than they
 differ. Where glibc keeps small freed pieces apart (`workload.allocator`), the heap of a
 training holds h more bytes with each byte above the bytes F that every step reaches; else h is 0:
 
@@ -125,7 +126,7 @@ class _Resident:
     """Resident size against peak bytes, as measured at one resolution and number of workers."""
 
     peak: float  # mean of the points' peak bytes
-    size: float  # resident size there, in bytes, of a process that held no larger step before
+    size: float  # resident size at that peak, in bytes
     points: int  # number of points
     slope: float  # resident bytes for each byte of tensors
     slope_error: float  # standard error of the slope
@@ -340,7 +341,7 @@ def fit_memory(
         {
             key: fitted
             for key, group in groups.items()
-            if (fitted := _fit_resident(group, _floor(parts), held))
+            if (fitted := _fit_resident(group, _floor(parts), held, lowest=device == "cpu"))
         },
         extra,
     )
@@ -436,10 +437,11 @@ def _bounds(group: Mapping[int, MemoryPoint], parts: MemoryParts | None) -> _Bou
 
 
 def _fit_resident(
-    group: Mapping[int, MemoryPoint], floor: int, held: tuple[float, float]
+    group: Mapping[int, MemoryPoint], floor: int, held: tuple[float, float], *, lowest: bool
 ) -> _Resident | None:
-    """Resident size as a line: the slope by least squares, with `RESIDENT_SLOPE` as an observation
-    of it, and through the lowest point, as what a probe's earlier steps have left only adds.
+    """Resident size as a line by least squares; `RESIDENT_SLOPE` is an observation of its slope.
+
+    ``lowest``: Through the lowest point, as what a probe's earlier steps have left only adds.
     """
     known = [(p.peak_bytes, p.resident_bytes) for p in group.values() if p.resident_bytes]
     if not known:
@@ -449,5 +451,6 @@ def _fit_resident(
     seen = sum((x - peak) ** 2 for x, _ in known) / scatter
     across = sum((x - peak) * (y - size) for x, y in known) / scatter
     slope = (across + weight * RESIDENT_SLOPE) / (seen + weight)
-    size = min(y + slope * (peak - x) for x, y in known)
+    if lowest:
+        size = min(y + slope * (peak - x) for x, y in known)
     return _Resident(peak, size, len(known), slope, (seen + weight) ** -0.5, floor, held)

@@ -114,7 +114,9 @@ class Executor:
             case commands.Weigh():
                 bench = self._joined(command.workers)
                 peak, resident = weigh(
-                    bench, bench.supply(command.local_batch_size, command.resolution)
+                    bench,
+                    bench.supply(command.local_batch_size, command.resolution),
+                    alone=self._job.method_spec.served,
                 )
                 return commands.Weighed(peak_bytes=peak, resident_bytes=resident)
             case commands.Visit():

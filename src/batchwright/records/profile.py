@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import sqrt
+from math import inf, log, sqrt
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -584,6 +584,14 @@ class Profile(Document):
     def without_accuracy(self) -> bool:
         """Whether the network's outputs are known to have no held-out accuracy."""
         return self.first_answers is not None and not self.first_answers.images
+
+    def update_time(self, optimizer: str, workers: int) -> UpdateTime | None:
+        """An optimizer's update on the nearest number of workers; `None` if it was not timed."""
+        return min(
+            (one for one in self.updates if one.optimizer == optimizer),
+            key=lambda one: abs(log(one.workers / workers)) if one.workers else inf,
+            default=None,
+        )
 
     def _tables(self) -> list[Shown]:
         """At most eight of the step times, evenly spaced in the list."""

@@ -624,14 +624,17 @@ def measured_before(folder: Path, job: Job) -> Profile | None:
             f"{path} was measured with other images than data={job.data} has now: begin a run of "
             "its own in another folder (--out)"
         )
-    job, changed = within_measured(as_measured(job, profile), profile), []
+    job, changed = as_measured(job, profile), []
     pretrained = job.weights or job.network_args.get("pretrained")
     if pretrained and profile.job.normalize == "auto" and isinstance(job.normalize, tuple):
         # Of an earlier version, which normalized by the training images whatever the weights.
         job = job.model_copy(update={"normalize": "auto"})
         to_stderr(f"{path} was measured with normalize=auto, which is kept")
     free = PLANNING_KEYS - {"workers", "resolutions"}
-    for key, before, now in differences(profile.job, job):
+    # A run bounds `goal.max_workers` once all is measured. Until then the profile has the job's own
+    # number: with another one a probe that was stopped would begin anew.
+    known, asked = (within_measured(one, profile) for one in (profile.job, job))
+    for key, before, now in differences(known, asked):
         if key.partition(".")[0] in free.difference(TRAINED_KEYS if profile.trials else ()):
             changed += [] if key == "goal.kinds" else [f"{key}={as_written(now)}"]
         elif key != "probe.learning":

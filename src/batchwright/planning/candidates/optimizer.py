@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, log2
+from math import exp, log2
 
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.drift import HANDING_OVER
@@ -173,7 +173,7 @@ def extra_seconds(
     """
     if profile.job.optimizer != "auto" or name == SGD.name or job.launcher.simulated:
         return None
-    usual, other = (_of(profile.updates, one, workers) for one in (SGD.name, name))
+    usual, other = (profile.update_time(one, workers) for one in (SGD.name, name))
     if usual is None or other is None:
         return None
     value = max(0.0, other.seconds - usual.seconds)
@@ -183,12 +183,4 @@ def extra_seconds(
         value=value / speed,
         low=min(value / factor, max(0.0, other.low - usual.high)) / speed,
         high=max(value * factor, other.high - usual.low) / speed,
-    )
-
-
-def _of(updates: Sequence[UpdateTime], name: str, workers: int) -> UpdateTime | None:
-    return min(
-        (one for one in updates if one.optimizer == name),
-        key=lambda one: abs(log(one.workers / workers)) if one.workers else inf,
-        default=None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, floor
 from typing import Any
 
@@ -34,7 +35,8 @@ SMALL_ENOUGH = 0.5
 it."""
 
 _MOST_BY_ONE = 20_000  # workers, where each is computed by itself
-_MOST_COUNTS = 100  # numbers of small-batch workers that are compared, each worker by worker
+# Numbers of small-batch workers that are compared, each worker by worker, and between two of them.
+_MOST_COUNTS = 100
 _SHORTENINGS = 30  # most times that the extra time is shortened to keep a deadline
 
 Level = Mapping[str, Any]
@@ -185,18 +187,30 @@ def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:
         "As many as have, in the time that goal.deadline leaves, a batch of at most half the large "
         "one; that of three quarters of the workers would be nearer to it."
     )
-    for count in reversed(_counts_up_to(usual - 1)):
-        with suppress(PlanError):
-            found = with_small(count, why, "predicted")
-            if small_enough(found):
-                return found
-    return first
+
+    def largest(falling: range) -> Served | None:
+        for count in falling:
+            with suppress(PlanError):
+                found = with_small(count, why, "predicted")
+                if small_enough(found):
+                    return found
+        return None
+
+    step = max(1, ceil((usual - 1) / _MOST_COUNTS))
+    found = largest(range(usual - 1, 0, -step))
+    below = found.small_workers.value if found else 0
+    return largest(range(min(below + step, usual) - 1, below, -1)) or found or first
 
 
-def _counts_up_to(most: int) -> list[int]:
-    """Numbers of small-batch workers to compare, up to ``most``: all of them, or `_MOST_COUNTS`."""
-    tried = min(most, _MOST_COUNTS)
-    return [ceil(place * most / tried) for place in range(1, tried + 1)]
+def _spaced(least: int, most: int) -> list[int]:
+    """Numbers from ``least``, 1 or more, to ``most``: all, or up to `_MOST_COUNTS` in equal ratios.
+
+    The best number is often one of the smallest, where the next one differs most from it.
+    """
+    if most - least < _MOST_COUNTS:
+        return list(range(least, most + 1))
+    ratio = (most / least) ** (1 / (_MOST_COUNTS - 1))
+    return sorted({round(least * ratio**place) for place in range(_MOST_COUNTS)})
 
 
 def _most_updates(pace: Pace, with_small: Callable[..., Served]) -> Served:
@@ -206,21 +220,28 @@ def _most_updates(pace: Pace, with_small: Callable[..., Served]) -> Served:
         f"differs from worker to worker ({shown_relative(pace.overheads)})."
     )
     workers = len(pace.workers)
-    counts = _counts_up_to(workers)
+    counts = _spaced(1, workers)
     if len(counts) < workers:
-        why += f" Of {workers:,} numbers {len(counts)} were compared."
-    best: Served | None = None
-    for count in counts:
-        try:
-            found = with_small(count, why, "predicted")
-        except PlanError:
-            if count == workers and best is None:
-                raise
-            continue
-        if best is None or found.groups[-1].updates > best.groups[-1].updates:
-            best = found
+        why += f" Of {workers:,} numbers {len(counts)} were compared, and those around the best."
+
+    def most(counts: Sequence[int], best: Served | None) -> Served | None:
+        for count in counts:
+            try:
+                found = with_small(count, why, "predicted")
+            except PlanError:
+                if count == workers and best is None:
+                    raise
+                continue
+            if best is None or found.groups[-1].updates > best.groups[-1].updates:
+                best = found
+        return best
+
+    best = most(counts, None)
     assert best is not None  # noqa: S101 - some number had a pair, or the last one has raised
-    return best
+    at = counts.index(best.small_workers.value)
+    around = [0, *counts, workers + 1][at : at + 3]
+    near = [count for low, high in pairwise(around) for count in _spaced(low + 1, high - 1)]
+    return most(near, best) or best
 
 
 def served(

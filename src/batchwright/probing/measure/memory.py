@@ -27,7 +27,9 @@ from batchwright.workload.task import build_network, build_optimizer, set_traini
 from batchwright.workload.tensor_bytes import counting_tensors
 
 
-def weigh(bench: Steppable, supply: Callable[[], Any]) -> tuple[int | None, int | None]:
+def weigh(
+    bench: Steppable, supply: Callable[[], Any], *, alone: bool = False
+) -> tuple[int | None, int | None]:
     """Largest sum of live tensor bytes, and largest resident size, during one training step.
 
     On CUDA the allocator counts tensor bytes, and its reserved bytes stand for the resident size:
@@ -36,6 +38,11 @@ def weigh(bench: Steppable, supply: Callable[[], Any]) -> tuple[int | None, int 
     records. Both peaks are what tensors ask for, and exactly linear in the batch between two
     moments of the step; the resident size is neither. It includes all of the images that are mapped
     into memory, as a training reads them all; of those held out each worker reads its part.
+
+    Args:
+        bench: Takes the steps.
+        supply: Returns a step's samples.
+        alone: Whether a worker evaluates all images that are held out, as with a parameter server.
 
     Returns:
         Peak in bytes on this worker, `None` if the step does not fit on some worker: then no weight
@@ -53,7 +60,7 @@ def weigh(bench: Steppable, supply: Callable[[], Any]) -> tuple[int | None, int 
     known = _forget_highest_resident()
     if not bench.try_step(supply):
         return None, None
-    resident = _highest_resident(bench.group.size) if known else None
+    resident = _highest_resident(1 if alone else bench.group.size) if known else None
     live = bench.live_bytes()
     with counting_tensors() as highest:
         fits = bench.try_step(supply)
@@ -176,7 +183,7 @@ def _forget_highest_resident() -> bool:
 def _highest_resident(workers: int) -> int | None:
     """Largest resident size since it was reset, plus the mapped images not yet read, in bytes.
 
-    Of the images held out, each of ``workers`` evaluates a part, and reads no more. The kernel
+    Of the images held out, each of the ``workers`` that evaluate together reads a part. The kernel
     drops pages of a file before memory runs out, so a file larger than the free memory is never
     resident as a whole: of what is not read, at most the free bytes count.
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, log
 from statistics import median
 
 from batchwright.records import Estimate, KindCount, Knee, Plan, Prediction, Profile, StepTime
@@ -338,17 +337,9 @@ def _steps_of(
 def _longer_update(plan: Plan, profile: Profile, workers: int) -> float:
     """Seconds that the plan's update takes more than that of measured steps, as in predictions.
 
-    With `optimizer=auto` steps are measured with SGD. Updates of the nearest number of workers
-    count.
+    With `optimizer=auto` steps are measured with SGD.
     """
     if profile.job.optimizer != "auto" or plan.job.launcher.simulated:
         return 0.0
-    usual, own = (
-        min(
-            (one for one in profile.updates if one.optimizer == name),
-            key=lambda one: abs(log(one.workers / workers)) if one.workers else inf,
-            default=None,
-        )
-        for name in (SGD.name, plan.update)
-    )
+    usual, own = (profile.update_time(one, workers) for one in (SGD.name, plan.update))
     return max(0.0, own.seconds - usual.seconds) if own and usual else 0.0

@@ -163,22 +163,28 @@ class Sharing(Division):
         self._row, sizes = row, self.local_batch_sizes
         done = state.samples_seen - state.epoch * self._samples
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
-        # After a stop in an epoch's last step the sizes are already the next epoch's.
-        left, noted = self._samples - done, state.meter.shares
-        begins = left > 0 or not noted or len(noted[-1][1]) != len(sizes)
-        if begins:
+        # The sizes may have been decided, before a stop, for a later step or for the next epoch.
+        noted = state.meter.shares
+        alike = state.balancing.get("places") == list(self._group.places)
+        if not (alike and noted and sum(noted[-1][1]) == sum(sizes)):
             state.meter.shares_from(state.step, sizes)
+            noted = state.meter.shares
+        (_, now), *later = noted[-1 - sum(first > state.step for first, _ in noted) :]
+        left = self._samples - done
         self.steps = EpochSteps(
             epoch_order(self._samples, state.epoch, self._plan.job.seed, self._weights),
             step_sizes(left, sum(sizes), workers=len(sizes), least=self.least),
-            Shares(state.step, sizes, self.micro_batch_size),
+            Shares(state.step, now, self.micro_batch_size),
             start=done,
             ranks=self._group.here,
             least=self.least,
             together=self._together,
         )
-        if self._balancer is not None and begins and sizes != self._recorded:
-            self._record(state.step, sizes, len(self.steps))
+        for first, own in later:
+            self.steps.change(Shares(first, own, self.micro_batch_size))
+        first, last = noted[-1]
+        if self._balancer is not None and left and last != self._recorded:
+            self._record(max(first, state.step), last, len(self.steps))
         return self.steps
 
     def end_epoch(self) -> None:
