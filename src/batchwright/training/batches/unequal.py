@@ -31,8 +31,9 @@ from batchwright.training.batches.sampler import epoch_order, step_sizes
 class Part(NamedTuple):
     """One forward pass as a part of its step; the last arguments of `weight`."""
 
-    samples: int  # samples that count; 0: the batch only keeps this worker in step with the others
-    total: int  # samples of the step, over all workers and passes
+    # Samples that count, or what stands for them; 0: the batch only keeps this worker in step.
+    samples: float
+    total: float  # samples of the step, over all workers and passes
     passes: int  # forward passes of each worker in the step
 
     def factor(self, workers: int) -> float:
@@ -295,7 +296,7 @@ def weight(
         )
     if not samples:
         return torch.nan_to_num(loss) * 0
-    return loss * (samples * count * passes / total)
+    return loss * Part(samples, total, passes).factor(count)
 
 
 def share_numbers(shares: Any) -> tuple[float, ...]:
