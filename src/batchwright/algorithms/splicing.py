@@ -9,7 +9,7 @@ from batchwright.records import Plan, Stage
 
 _EXPLAINING = (
     *("job", "considered", "judged_from", "target_epochs", "epoch_accuracy"),
-    *("knees", "held_out", "threads", "cores", "reasons"),
+    *("end_loss", "knees", "held_out", "threads", "cores", "reasons"),
 )
 """Fields of a plan with reasons, predictions and when a run may end, which change no step of it."""
 
@@ -30,7 +30,8 @@ def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool =
     Header, data, network and the rule of the rate are kept, so the schedule of the rate goes on;
     each new row has the rate for its batch. Considered candidates and reasons are the new plan's,
     and so are kinds and cores of the workers, unless the first row is for another number of them.
-    Accuracies after later epochs are not predicted, as the batch of the training changes.
+    Accuracies after later epochs, and the loss at the end, are not predicted, as the batch of the
+    training changes.
 
     Args:
         followed: The plan so far.
@@ -68,6 +69,7 @@ def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool =
                 accuracy if place < epoch else None
                 for place, accuracy in enumerate(followed.epoch_accuracy)
             ),
+            "end_loss": None,
             "knees": new.knees,
             "held_out": new.held_out,
             "reasons": new.reasons,

@@ -50,6 +50,7 @@ from batchwright.planning.candidates.learnt import (
     LearningCurve,
     expected_of,
     learnt_of,
+    loss_link_of,
     why_unknown,
 )
 from batchwright.planning.candidates.optimizer import (
@@ -168,7 +169,8 @@ def make_plan(
     data, network = merged[0].data, merged[0].network
     job = searched(job, data)
     experience = experience_of(merged[0], job, runs)
-    learnt = learnt_of(given, job, experience.observed())
+    observed = experience.observed()
+    learnt, loss = learnt_of(given, job, observed), loss_link_of(given, job, observed)
     longer = _longer_with_muon(worker_types_of(merged, job), job)
     compared = (*experience.compared(), *(learnt.compared(job, longer) if learnt else ()))
     if learnt and experience.tells_accuracy and not learnt.longest:
@@ -179,7 +181,7 @@ def make_plan(
     experience = replace(experience, job=job)
     kinds = worker_types_of(merged, job)
     clusters = cluster_options_of(kinds, job)
-    progress = _progress(merged, experience, compared, learnt)
+    progress = replace(_progress(merged, experience, compared, learnt), loss=loss)
     job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()
@@ -208,6 +210,7 @@ def make_plan(
     check_job(settled)
     times = Measured(settled, table, choice, chosen, progress)
     by_epoch: tuple[Estimate | None, ...] = ()
+    end_loss: Estimate | None = None
     growth: tuple[Stage, ...] = ()
     apart = len(kinds) > 1 and not may_mix(kinds, job)
     threads = None if job.launcher.simulated else _threads(row.cluster)
@@ -227,6 +230,7 @@ def make_plan(
         rule, rates = rate_of(settled, batch, data, network, update, learnt, by_runs=open_scaling)
         layout = Layout(laid_out(settled, rule, [times.only_level()]), rule)
         growth = growth_rows(times, layout.stages[0])
+        end_loss = progress.end_loss(batch)
         by_epoch = progress.by_epoch(
             batch, scheduled, rule, averaged=averaged_epochs(job) is not None
         )
@@ -271,6 +275,7 @@ def make_plan(
         max_epochs=asked.epochs if scheduled < asked.epochs else None,
         target_epochs=row.epochs if row.epochs < scheduled else None,
         epoch_accuracy=by_epoch,
+        end_loss=end_loss,
         knees=tuple(
             knee_record(knee, job.goal.doubling_gain, named=named, ends=len(rows) <= MAX_SHOWN)
             for knee in knees

@@ -78,7 +78,7 @@ class Experience:
                 batch = batches.pop()
                 offset = offset_of(plan.learning_rate.tried)
                 seen = Observed(plan.update, batch, samples, last.top1, last.val_count, offset)
-                found.append((plan.job, seen))
+                found.append((plan.job, seen._replace(loss=last.val_loss)))
         return found
 
     def tried(self) -> list[Tried]:

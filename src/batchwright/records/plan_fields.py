@@ -360,6 +360,11 @@ class PlanFields(Document):
         "While the rate is high it is lower than at the end of a training of as many epochs. "
         "Null after few steps; empty if unknown.",
     )
+    end_loss: Estimate | None = Field(
+        None,
+        description="Predicted cross entropy on the job's held-out images at the end of training; "
+        "null if unknown.",
+    )
     knees: tuple[Knee, ...] = Field((), description="The knee of each cluster size and resolution.")
     held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")

@@ -51,7 +51,12 @@ def lengthened(summary: RunSummary) -> Plan | None:
         f"goal.accuracy={target:g}; epochs={plan.max_epochs} allows more.",
         source="measured",
     )
-    more = {"stages": stages, "target_epochs": None, "reasons": (*plan.reasons, reason)}
+    more = {
+        "stages": stages,
+        "target_epochs": None,
+        "end_loss": None,
+        "reasons": (*plan.reasons, reason),
+    }
     # The rate rises again, and accuracy falls with that below the best one.
     return plan.model_copy(update={**more, "judged_from": plan.epochs})
 

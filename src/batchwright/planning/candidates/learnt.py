@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from batchwright.algorithms.learning_rate import rate_factor, scaled_rate
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of, optimizers_to_try
 from batchwright.planning.resolution import sides
+from batchwright.prediction.accuracy.loss_link import LossLink, fit_loss
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed, of_trials
 from batchwright.records import (
     DataFacts,
@@ -25,6 +26,7 @@ from batchwright.records import (
     NetworkFacts,
     OptimizerName,
     Profile,
+    Trial,
 )
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS, SGD, UNSEEN, Normal
 from batchwright.records.text.formatting import sentence
@@ -237,14 +239,10 @@ def learnt_of(
     if not teaches(job):
         return None
     profile = profiles[0]
-    names, side = optimizers_to_try(job, profile.updates), max(sides(job))
-    trials = [
-        one
-        for measured in profiles
-        for one in measured.trials
-        if one.resolution == side and _alike(measured.job, job)
-    ]
-    observed = [*dict.fromkeys(of_trials(trials))]  # equal trials count once
+    names = optimizers_to_try(job, profile.updates)
+    trials = _trials_like(profiles, job)
+    # Equal trials count once; on another machine a loss may have other last digits.
+    observed = [*dict.fromkeys(one._replace(loss=None) for one in of_trials(trials))]
     if job.learning_rate != "auto":
         observed = [one for one in observed if not one.offset]
     whole = [
@@ -274,6 +272,33 @@ def learnt_of(
         # A run with fewer steps than any trial has extends the predictions to so few steps.
         steps=min([MIN_STEPS, *(max(1, int(one.samples // one.batch)) for one in whole)]),
     )
+
+
+def loss_link_of(
+    profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
+) -> LossLink | None:
+    """The line from accuracy to held-out loss, through the trials and the runs of `learnt_of`.
+
+    `None` if they are too few. Trials measure the loss that they train with, evaluations plain
+    cross entropy, so where these differ only runs count.
+    """
+    if not teaches(job):
+        return None
+    marks = [one for trained, one in runs if _alike(trained, job, _MEASURED_KEYS)]
+    if job.loss == "cross_entropy" and not job.label_smoothing:
+        marks += of_trials(_trials_like(profiles, job))
+    data = profiles[0].data
+    return fit_loss(dict.fromkeys(marks), classes=data.even_classes, held_out=data.val_samples)
+
+
+def _trials_like(profiles: Sequence[Profile], job: Job) -> list[Trial]:
+    """The trials at the job's highest resolution that trained as it does."""
+    return [
+        one
+        for measured in profiles
+        for one in measured.trials
+        if one.resolution == max(sides(job)) and _alike(measured.job, job)
+    ]
 
 
 def expected_of(job: Job, data: DataFacts) -> LearningCurve | None:

@@ -9,9 +9,17 @@ from statistics import NormalDist
 
 from batchwright.planning.candidates.learnt import LearningCurve
 from batchwright.planning.chosen import Chosen
+from batchwright.prediction.accuracy.loss_link import MAX_FACTOR, MIN_MARKS, LossLink
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Reason, Source
-from batchwright.records.text.formatting import counted, number, percent, sentence, shares_between
+from batchwright.records.text.formatting import (
+    between,
+    counted,
+    number,
+    percent,
+    sentence,
+    shares_between,
+)
 
 FAR = 10
 """Largest number of epochs that is predicted, over the job's: the curve may not hold further."""
@@ -36,6 +44,7 @@ class Progress:
     least: int | None = None
     # The learning curve, fitted to trials or resting on other tasks; `None`: none.
     learnt: LearningCurve | None = None
+    loss: LossLink | None = None  # held-out loss by accuracy; `None` if not known
     guessing: float = 0.0  # accuracy of guessing, a share
     smallest: int = 1  # smallest global batch of a candidate, in samples
     judged: bool = True  # whether the network's answers have an accuracy, as far as is known
@@ -227,6 +236,11 @@ class Progress:
             self._reached[key] = self.accuracy(*key)
         return self._reached[key]
 
+    def end_loss(self, batch: int) -> Estimate | None:
+        """Held-out loss at the accuracy that a batch reaches; `None` if not known."""
+        accuracy = None if self.assumed else self.reached(batch)
+        return self.loss.at(accuracy) if self.loss is not None and accuracy is not None else None
+
     def within(self, epochs: int) -> Progress:
         """The progress of a training of ``epochs`` epochs at most."""
         return replace(self, planned=epochs, _needed={}, _epochs={}, _to_target={}, _reached={})
@@ -349,7 +363,7 @@ class Progress:
 
 
 def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[Reason, ...]:
-    """Reasons on progress per sample, on epochs to the target and on accuracy.
+    """Reasons on progress per sample, on epochs to the target, on accuracy and on held-out loss.
 
     Args:
         progress: What a batch means for progress.
@@ -360,7 +374,10 @@ def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[
     epochs = progress.predicted_epochs(batch)
     if epochs is not None:
         found.append(_epochs(progress, batch, epochs).reason("epochs to target"))
-    return (*found, _accuracy(progress, batch).reason("accuracy"))
+    found.append(_accuracy(progress, batch).reason("accuracy"))
+    if progress.reached(batch) is not None and not progress.assumed:
+        found.append(_loss(progress, batch).reason("held-out loss"))
+    return tuple(found)
 
 
 def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str]:
@@ -457,6 +474,23 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
         )
     value = shares_between(accuracy)
     return Chosen(value, f"{why}{_other_lengths(progress, batch, trained)}", source)
+
+
+def _loss(progress: Progress, batch: int) -> Chosen[str]:
+    link, found = progress.loss, progress.end_loss(batch)
+    if link is None or found is None:
+        why = (
+            f"It takes {MIN_MARKS} trainings of this task or more, trials or given runs, with "
+            "different accuracies and plain cross entropy, whose losses fall with rising accuracy "
+            f"and tell it within a factor of {MAX_FACTOR:g}."
+        )
+        return Chosen("not known", why, "assumed")
+    why = (
+        "Held-out cross entropy at that accuracy, by a line through "
+        f"{counted(link.marks, 'training')} of this task: their logarithms of loss and of the "
+        "share of wrong answers. A network that fits the training images too closely ends above."
+    )
+    return Chosen(between(found), why, "predicted")
 
 
 def _other_lengths(progress: Progress, batch: int, trained: int) -> str:

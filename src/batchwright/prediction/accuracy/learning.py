@@ -557,8 +557,7 @@ def _rate_places(names: Sequence[str], optimizer: str) -> tuple[int, int]:
 
 def _fails(one: Observed, classes: float) -> bool:
     """Whether a training diverged, or ended at guessing at another rate than the usual one."""
-    guessed = sqrt((1 - 1 / classes) / classes / one.held_out)
-    return one.diverged or (one.offset != 0 and one.accuracy < 1 / classes + 2 * guessed)
+    return one.diverged or (one.offset != 0 and one.guesses(classes))
 
 
 def _pull(above: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import log
+from math import log, sqrt
 from typing import NamedTuple
 
 from batchwright.records import Trial
@@ -40,11 +40,17 @@ class Observed(NamedTuple):
     diverged: bool = False  # whether gradients or the loss were not finite
     # Logit u of a whole training of these samples less that of this one.
     short: Normal = Normal(0.0, 0.0)
+    loss: float | None = None  # mean held-out cross entropy; `None` where it is not known
 
     @property
     def training(self) -> Candidate:
         """The training, without its result."""
         return Candidate(self.optimizer, self.batch, self.samples, self.offset)
+
+    def guesses(self, classes: float) -> bool:
+        """Whether its accuracy may be that of guessing, as far as counting images tells."""
+        error = sqrt((1 - 1 / classes) / classes / self.held_out)
+        return self.accuracy < 1 / classes + 2 * error
 
 
 class Candidate(NamedTuple):
@@ -73,6 +79,7 @@ def of_trials(trials: Iterable[Trial]) -> list[Observed]:
             one.held_out,
             offset_of(one.rate / one.usual_rate),
             one.loss is None,
+            loss=one.loss,
         )
         for one in trials
     ]

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary, Stage
 from batchwright.records.run import is_over, reached_epoch, stalled_words
 from batchwright.records.text.formatting import (
+    between,
     counted,
     duration,
     in_bytes,
@@ -241,6 +242,18 @@ def accuracy_comparison(summary: RunSummary) -> Comparison:
     return Comparison(0, predicted, reached, None, None, is_share=True)
 
 
+def loss_comparison(summary: RunSummary) -> Comparison:
+    """Held-out loss after the plan's last epoch.
+
+    Nothing counts as predicted with a target accuracy, as training ends where it is reached, and
+    where an evaluation ended training early.
+    """
+    plan, epochs = summary.plan, summary.epochs
+    ends = plan.job.goal.target is None and not ended_early(summary)
+    measured = epochs[-1].val_loss if len(epochs) == plan.epochs else None
+    return Comparison(0, plan.end_loss if ends else None, measured, None, None)
+
+
 def ended_early(summary: RunSummary) -> bool:
     """Whether an evaluation ended training before the plan's last epoch."""
     return len(summary.epochs) < summary.plan.epochs and is_over(summary.plan, summary.epochs)
@@ -337,7 +350,7 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
 
 
 def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[list[str]]:
-    """Seconds per epoch, accuracy if predicted, and peak memory if measured, as table rows.
+    """Seconds per epoch, accuracy and loss if predicted, and memory if measured, as table rows.
 
     The first row is the head. For a simulated cluster the column of errors is left out, since its
     times are computed from the predictions.
@@ -349,9 +362,16 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
     plan, measured = summary.plan, measured_word(summary)
     several = len(plan.stages) > 1
 
-    def row(word: str, one: Comparison, shown: str, value: Callable[[float], str]) -> list[str]:
-        # An accuracy is that of the whole training.
-        stage = f", stage {stage_word(plan, one.stage)}" if several and not one.is_share else ""
+    def row(
+        word: str,
+        one: Comparison,
+        shown: str,
+        value: Callable[[float], str],
+        *,
+        whole: bool = False,
+    ) -> list[str]:
+        # Accuracy and loss are those of the whole training.
+        stage = f", stage {stage_word(plan, one.stage)}" if several and not whole else ""
         found = f"not {measured}" if one.measured is None else value(one.measured)
         return [
             word + stage,
@@ -372,7 +392,11 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
         if early or naming_epoch:
             planned = len(plan.epoch_accuracy) or plan.epochs
             word += f", epoch {len(summary.epochs) if early else planned}"
-        times.append(row(word, learnt, shares_between(estimate), percent))
+        times.append(row(word, learnt, shares_between(estimate), percent, whole=True))
+    loss = loss_comparison(summary)
+    if loss.predicted is not None:
+        word = held_out_loss(plan)
+        times.append(row(word, loss, between(loss.predicted), number, whole=True))
     if summary.simulated:
         return [cells[:-1] for cells in (head, *times)]
     peaks = [
