@@ -50,7 +50,7 @@ from batchwright.planning.candidates.learnt import (
     LearningCurve,
     expected_of,
     learnt_of,
-    loss_link_of,
+    loss_links_of,
     why_unknown,
 )
 from batchwright.planning.candidates.optimizer import (
@@ -170,7 +170,7 @@ def make_plan(
     job = searched(job, data)
     experience = experience_of(merged[0], job, runs)
     observed = experience.observed()
-    learnt, loss = learnt_of(given, job, observed), loss_link_of(given, job, observed)
+    learnt, links = learnt_of(given, job, observed), loss_links_of(given, job, observed)
     longer = _longer_with_muon(worker_types_of(merged, job), job)
     compared = (*experience.compared(), *(learnt.compared(job, longer) if learnt else ()))
     if learnt and experience.tells_accuracy and not learnt.longest:
@@ -181,7 +181,7 @@ def make_plan(
     experience = replace(experience, job=job)
     kinds = worker_types_of(merged, job)
     clusters = cluster_options_of(kinds, job)
-    progress = replace(_progress(merged, experience, compared, learnt), loss=loss)
+    progress = replace(_progress(merged, experience, compared, learnt), loss_links=links)
     job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()

@@ -274,21 +274,31 @@ def learnt_of(
     )
 
 
-def loss_link_of(
+def loss_links_of(
     profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
-) -> LossLink | None:
-    """The line from accuracy to held-out loss, through the trials and the runs of `learnt_of`.
+) -> dict[str, LossLink]:
+    """Lines from accuracy to held-out loss, through the trials and the runs of `learnt_of`.
 
-    `None` if they are too few. Trials measure the loss that they train with, evaluations plain
-    cross entropy, so where these differ only runs count.
+    Each optimizer has its own, unless it has too few: at equal accuracy losses differ between
+    optimizers, as early trainings with one are surer of their answers than with another. Trials
+    measure the loss that they train with, evaluations plain cross entropy, so where these differ
+    only runs count.
     """
     if not teaches(job):
-        return None
+        return {}
     marks = [one for trained, one in runs if _alike(trained, job, _MEASURED_KEYS)]
     if job.loss == "cross_entropy" and not job.label_smoothing:
         marks += of_trials(_trials_like(profiles, job))
-    data = profiles[0].data
-    return fit_loss(dict.fromkeys(marks), classes=data.even_classes, held_out=data.val_samples)
+    data, each_once = profiles[0].data, dict.fromkeys(marks)
+    links = {
+        name: fit_loss(
+            [one for one in each_once if one.optimizer == name],
+            classes=data.even_classes,
+            held_out=data.val_samples,
+        )
+        for name in {one.optimizer for one in each_once}
+    }
+    return {name: link for name, link in links.items() if link is not None}
 
 
 def _trials_like(profiles: Sequence[Profile], job: Job) -> list[Trial]:

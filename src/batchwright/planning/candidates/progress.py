@@ -44,7 +44,8 @@ class Progress:
     least: int | None = None
     # The learning curve, fitted to trials or resting on other tasks; `None`: none.
     learnt: LearningCurve | None = None
-    loss: LossLink | None = None  # held-out loss by accuracy; `None` if not known
+    # Held-out loss by accuracy with each optimizer; none if not known.
+    loss_links: Mapping[str, LossLink] = field(default_factory=dict)
     guessing: float = 0.0  # accuracy of guessing, a share
     smallest: int = 1  # smallest global batch of a candidate, in samples
     judged: bool = True  # whether the network's answers have an accuracy, as far as is known
@@ -238,8 +239,10 @@ class Progress:
 
     def end_loss(self, batch: int) -> Estimate | None:
         """Held-out loss at the accuracy that a batch reaches; `None` if not known."""
-        accuracy = None if self.assumed else self.reached(batch)
-        return self.loss.at(accuracy) if self.loss is not None and accuracy is not None else None
+        accuracy, link = self.reached(batch), self.loss_links.get(self.optimizer(batch))
+        if link is None or accuracy is None or self.assumed:
+            return None
+        return link.at(accuracy)
 
     def within(self, epochs: int) -> Progress:
         """The progress of a training of ``epochs`` epochs at most."""
@@ -477,18 +480,19 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
 
 
 def _loss(progress: Progress, batch: int) -> Chosen[str]:
-    link, found = progress.loss, progress.end_loss(batch)
-    if link is None or found is None:
+    optimizer, found = progress.optimizer(batch), progress.end_loss(batch)
+    if found is None:
         why = (
-            f"It takes {MIN_MARKS} trainings of this task or more, trials or given runs, with "
-            "different accuracies and plain cross entropy, whose losses fall with rising accuracy "
-            f"and tell it within a factor of {MAX_FACTOR:g}."
+            f"It takes at least {MIN_MARKS} trials or given runs with optimizer={optimizer} and "
+            "plain cross entropy, at different accuracies above guessing, whose losses fall with "
+            f"rising accuracy and tell it within a factor of {MAX_FACTOR:g}."
         )
         return Chosen("not known", why, "assumed")
+    trainings = counted(progress.loss_links[optimizer].marks, "training")
     why = (
-        "Held-out cross entropy at that accuracy, by a line through "
-        f"{counted(link.marks, 'training')} of this task: their logarithms of loss and of the "
-        "share of wrong answers. A network that fits the training images too closely ends above."
+        f"Held-out cross entropy at that accuracy, by a line through {trainings} of this task with "
+        f"optimizer={optimizer}: their logarithms of loss and of the share of wrong answers. A "
+        "network that fits the training images too closely ends above."
     )
     return Chosen(between(found), why, "predicted")
 

@@ -5,7 +5,8 @@ As a network learns, its cross entropy L falls about as a power of the share of 
 .. math:: \ln L = a + b \ln(1 - p)
 
 with p the accuracy, and b near 1 where a wrong answer costs about the same at any accuracy. Level
-and power differ between tasks, so both are fitted to this task's own trainings, by least squares.
+and power differ between tasks and optimizers, so both are fitted to this task's own trainings with
+one optimizer, by least squares.
 The interval has the scatter of one more training around the line, the line's own error, which grows
 away from the trainings' accuracies, and the error of the accuracy.
 
@@ -32,7 +33,7 @@ MAX_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class LossLink:
-    """The line through the trainings of one task, with its error."""
+    """The line through the trainings of one task with one optimizer, with its error."""
 
     intercept: float  # a: logarithm of the loss where all answers are wrong
     slope: float  # b: power of the share of wrong answers, above 0
@@ -63,7 +64,7 @@ class LossLink:
 
 
 def fit_loss(observed: Iterable[Observed], *, classes: float, held_out: int) -> LossLink | None:
-    """The line through trainings of one task that kept their held-out loss.
+    """The line through trainings of a task with one optimizer that kept their held-out loss.
 
     Trainings that ended at guessing are left out: there a loss may be anything from that of equal
     chances for all classes upwards.
