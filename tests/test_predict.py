@@ -476,3 +476,10 @@ def test_images_are_counted_by_class():
         "5 images, accuracy 25.0 % (1 of 4), top-5 50.0 % (2), 1 without a label"
     )
     assert counts.class_table()[1][1] == ["b", "0", "", "0.0 %", ""]
+
+
+def test_of_equal_outputs_only_so_many_are_the_most_likely_ones():
+    model = SimpleNamespace(class_name=str)
+    counts = Predicted(tuple("abcdefgh"))
+    list(_rows(model, _Batch("abcdefgh", [*range(8)], torch.zeros(8, 8)), counts))
+    assert counts.in_top == 5
