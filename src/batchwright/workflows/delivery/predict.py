@@ -359,10 +359,10 @@ def _rows(model: TrainedModel, batch: _Batch, counts: Predicted) -> Iterator[tup
     first = logits.argmax(dim=1)
     second = logits.scatter(1, first[:, None], -torch.inf).argmax(dim=1).tolist()
     shares = logits.softmax(dim=1).gather(1, first[:, None]).squeeze(1).tolist()
-    own = logits.gather(1, labels.clamp(min=0)[:, None])
+    right = logits.gather(1, labels.clamp(min=0)[:, None])
     # Of equal outputs the first count, or all classes of a dead network would be most likely ones.
     earlier = torch.arange(logits.shape[1]) < labels[:, None]
-    before = ((logits > own) | ((logits == own) & earlier)).sum(dim=1)
+    before = ((logits > right) | ((logits == right) & earlier)).sum(dim=1)
     guesses = torch.where(has_guess, first, -1)
     counts.images += len(labels)
     counts.in_top += int(((before < TOP) & has_guess & (labels >= 0)).sum())
