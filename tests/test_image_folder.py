@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from batchwright.errors import DataError
+from batchwright.errors import DataError, FileError
 from batchwright.records import Job
+from batchwright.records.run_folder import new_run_folder
+from batchwright.storage.locks import writing
 from batchwright.workflows.prepare_job import warn_of_doubts
 from batchwright.workload.data.image_folder import list_images
 from batchwright.workload.data.listing import ImageFile, hold_out, natural_side
@@ -246,6 +248,30 @@ def test_a_part_that_is_a_link_out_of_the_folder_is_refused(root: Path) -> None:
         open_folder(root)
 
 
+def test_no_run_is_begun_among_the_images_that_it_trains_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes = root / "train"
+    monkeypatch.chdir(classes)
+    job = Job(data="imagefolder:.", val=0.4)
+    for wanted in (None, "cat/run", classes / "results" / "a"):
+        with pytest.raises(FileError, match="name a folder elsewhere with --out"):
+            new_run_folder(wanted, job).__enter__()
+    assert {path.name for path in classes.iterdir()} == {"cat", "dog"}
+    job = Job(data=f"imagefolder:{root}")
+    with pytest.raises(FileError, match="lies among the images"):
+        new_run_folder(None, job).__enter__()
+    for wanted in (root / "runs" / "a", classes / ".runs" / "a", root.parent / "run"):
+        with new_run_folder(wanted, job):
+            pass
+
+
+def test_figures_of_a_run_are_no_images_of_a_class(root: Path) -> None:
+    with writing(root / "train" / "cat" / "run"):
+        draw(root / "train" / "cat" / "run" / "figures" / "learning.png", grey=1)
+    assert len(names(root, "train")) == 6
+
+
 def test_a_held_out_part_that_is_the_one_for_training_is_refused(root: Path) -> None:
     shutil.rmtree(root / "val")
     (root / "val").symlink_to("train")
@@ -346,7 +372,9 @@ def test_a_folder_that_is_laid_out_otherwise_is_refused_in_words(root: Path) -> 
     ):
         open_folder(root)
     draw(root / "train" / "fox" / "1.png", grey=0)
-    with pytest.raises(DataError, match="class fox has a single image"):
+    with pytest.raises(
+        DataError, match="class fox has a single image, so none can be held out: add"
+    ):
         open_folder(root / "train", val=0.1)
     (root / "train").rename(root / "first")
     with pytest.raises(DataError, match="has val/ but no train/"):

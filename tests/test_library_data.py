@@ -29,7 +29,8 @@ from batchwright.errors import DataError, JobError
 from batchwright.records import Job
 from batchwright.records.registries import data_sources
 from batchwright.records.registries.data_sources import DATA
-from batchwright.workload.data import sources
+from batchwright.storage.locks import writing
+from batchwright.workload.data import listing, sources
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.libraries import remote, torchvision_data, web_dataset
@@ -456,6 +457,17 @@ def test_a_folder_of_torchvision_is_decoded_anew_when_it_changes(tmp_path: Path)
     assert left.facts.skipped == 1
 
 
+def test_a_run_beside_a_set_of_torchvision_is_no_change_of_it(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "images.bin").write_bytes(b"1")
+    before = listing.file_states(tmp_path)
+    with writing(tmp_path / "runs" / "a"):
+        (tmp_path / "runs" / "a" / "metrics.jsonl").write_text("{}")
+        assert listing.file_states(tmp_path) == before
+    (tmp_path / "set" / "more.bin").write_bytes(b"2")
+    assert len(listing.file_states(tmp_path)) == 2
+
+
 class Parts:
     """As a class of torchvision's that has the splits train, val and test."""
 
@@ -745,6 +757,15 @@ def packed(kind: str, members: dict[str, bytes], link: str = "") -> bytes:
             member.type, member.linkname = tarfile.SYMTYPE, "/etc"
             made_tar.addfile(member)
     return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_licence_may_lie_beside_the_folder_in_an_archive(kind: str, elsewhere: Any) -> None:
+    members = {"LICENSE.txt": b"free", "pets/README": b"cats"}
+    for label in "ab":
+        members |= {f"pets/{label}/{i}.png": picture(i) for i in range(2)}
+    elsewhere.pipe(f"/b/pets.{kind}", packed(kind, members))
+    assert open_(f"memory://b/pets.{kind}", val=0.5).facts.classes == ("a", "b")
 
 
 def test_names_that_mean_something_in_addresses_are_files_in_a_store(elsewhere: Any) -> None:

@@ -182,9 +182,19 @@ def test_a_folder_a_run_and_a_delivered_network_give_what_the_run_reported(
 
 
 @pytest.mark.slow
-def test_handwritten_digits_as_files_are_classified_as_the_run_did(tmp_path):
+def test_held_out_images_that_were_trained_on_are_told(images, run, tmp_path):
+    train = f"data=imagefolder:{images}/train"
+    for words, told in (([train, "val=0.2"], 1), ([f"data=imagefolder:{images}/."], 0)):
+        _, _, said = classified(run.run_folder, overrides=words, out=tmp_path / "table.csv")
+        assert len(said) == told
+        assert all("may have been trained on" in line for line in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [8, 12])  # to which all 8 pixels are enlarged
+def test_handwritten_digits_as_files_are_classified_as_the_run_did(side, tmp_path):
     weights = (0.485, 0.456, 0.406, 0.229, 0.224, 0.225)  # whose normalization is another
-    run = trained(tmp_path / "run", "digits", 8, normalize=weights)
+    run = trained(tmp_path / "run", "digits", side, normalize=weights)
     own, rows, _ = classified(run.run_folder, out=tmp_path / "own.csv")
     assert own.correct == run.best_epoch.val_correct < own.labelled == 360
     assert own.correct < own.in_top <= 360
@@ -385,7 +395,7 @@ def test_an_image_that_cannot_be_read_is_not_called_a_table_that_cannot_be_writt
 ):
     monkeypatch.setattr("batchwright.workflows.delivery.predict._names", lambda *_: ["a"])
     data = SimpleNamespace(facts=SimpleNamespace(classes=("a",)))
-    model = SimpleNamespace(class_numbers={"a": 0}, classes=("a",))
+    model = SimpleNamespace(class_numbers={"a": 0}, classes=("a",), side=8)
     feed, out = Gone(), tmp_path / "table.csv"
     said = r"^data=mine:images: an image cannot be read \(.*No such file or directory: 'a\.png'\)$"
     with pytest.raises(DataError, match=said), _writer(out):
@@ -466,3 +476,10 @@ def test_images_are_counted_by_class():
         "5 images, accuracy 25.0 % (1 of 4), top-5 50.0 % (2), 1 without a label"
     )
     assert counts.class_table()[1][1] == ["b", "0", "", "0.0 %", ""]
+
+
+def test_of_equal_outputs_only_so_many_are_the_most_likely_ones():
+    model = SimpleNamespace(class_name=str)
+    counts = Predicted(tuple("abcdefgh"))
+    list(_rows(model, _Batch("abcdefgh", [*range(8)], torch.zeros(8, 8)), counts))
+    assert counts.in_top == 5

@@ -31,6 +31,7 @@ from batchwright.probing.workers import InProcess
 from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.reporting.render.progress import steps
 from batchwright.workload.data.sources import ImageData
+from batchwright.workload.data.store import mapped_bytes
 from samples import make_data
 
 CPU = torch.device("cpu")
@@ -291,7 +292,7 @@ def test_mapped_images_count_whole_in_the_resident_size_read_or_not(tmp_path):
     without = weigh(bench, bench.supply(2, SIDE))[1]
     path = tmp_path / "train.pixels"
     path.write_bytes(bytes(size))
-    pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    pixels = mapped_bytes(path)
     unread = weigh(bench, bench.supply(2, SIDE))[1]
     pixels.sum()
     read = weigh(bench, bench.supply(2, SIDE))[1]
@@ -309,7 +310,7 @@ def test_of_mapped_images_held_out_a_workers_part_counts(tmp_path):
         return memory._highest_resident(workers)
 
     without = resident(1)
-    pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    pixels = mapped_bytes(path)
     assert 0.9 * size < resident(1) - without < 1.1 * size
     assert 0.2 * size < resident(4) - without < 0.3 * size
     pixels.max()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,9 @@ from batchwright.algorithms.rebalancing import (
     worth_changing,
 )
 from batchwright.planning.validation import idle_keys
-from samples import make_job
+from batchwright.training.batches.batch_split import Sharing
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from samples import make_job, make_plan
 
 calmly = settings(max_examples=100)
 speeds = st.lists(st.floats(0.05, 50), min_size=1, max_size=9)
@@ -349,3 +352,32 @@ def test_speeds_known_from_before_give_the_first_shares():
     known = {"host/cpu:0": 10.0, "host/cpu:1": 30.0, "gone/cpu:0": 99.0}
     assert make_balancer(2, known=known).shares_of(100) == (25, 75)
     assert make_balancer(3, known=known).shares_of(120) == (20, 60, 40)  # a new one is average
+
+
+# ------------------------------------------------------------------------ after a loss, and a gain
+
+
+@pytest.mark.parametrize("method", ["plain", "dynamic-batch"])
+def test_each_worker_has_samples_after_others_have_gone_and_come_back(method):
+    """A checkpoint of the time between has the local batches of the workers that were left."""
+    plan = make_plan(method=method, job=make_job(method=method, workers=2))
+    state, lines = RunState(), []
+
+    def begin(*places):
+        group = SimpleNamespace(places=places, size=len(places), rank=0, here=(0,))
+        recorder = SimpleNamespace(shares=lambda *told: lines.append(told))
+        sharing = Sharing(
+            plan, group, state, recorder, together=False, samples=960, least=1, weights=None
+        )
+        sharing.begin_epoch()
+        sharing.keep()
+        return sharing.steps.shares_at(state.step).local_batch_sizes
+
+    both = ("node-a/cpu:0", "node-b/cpu:0")
+    assert begin(*both) == (48, 48)
+    state.step, state.samples_seen = 2, 192
+    assert begin("node-a/cpu:0") == (96,)
+    state.step, state.samples_seen = 4, 384
+    assert begin(*both) == (48, 48)
+    for _, _, _, sizes, places, _ in lines:
+        assert len(sizes) == len(places)

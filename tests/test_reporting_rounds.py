@@ -30,6 +30,8 @@ from batchwright.reporting.data.round_curves import (
     round_rows,
     server_words,
 )
+from batchwright.reporting.data.spending import spending
+from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.pages.page_rounds import rounds_part
 from batchwright.reporting.render.figures import draw_run, write_figures
@@ -430,6 +432,17 @@ def test_no_second_of_a_simulated_run_is_told_without_saying_so(hybrid):
     assert "computing it, real time" in said
     for words in ("measured", "simulated"):
         assert (words in shown(summary_table(hybrid))) is (words == "measured")
+
+
+def test_an_evaluation_of_one_worker_is_no_time_of_the_others(hybrid):
+    setup, time = hybrid.setup_seconds, last_seconds(lanes(hybrid))
+    summary = hybrid.model_copy(update={"wall_seconds": setup + time})
+    for worker in (None, *worker_curves(summary)):
+        parts = accounting(summary, worker)
+        assert sum(seconds for _, seconds in parts) == pytest.approx(setup + time)
+    assert spending(summary).so_far <= time
+    single = [dict(accounting(summary, one))["evaluation"] for one in worker_curves(summary)]
+    assert dict(accounting(summary))["evaluation"] == pytest.approx(sum(single) / len(single))
 
 
 def test_simulated_seconds_are_not_added_to_real_ones(hybrid):

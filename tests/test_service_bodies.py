@@ -24,6 +24,7 @@ from batchwright.records.base import Record
 from batchwright.service import processes
 from batchwright.service.middleware import bodies
 from batchwright.service.middleware.bodies import _HeldBytes, _RequestBytes
+from batchwright.service.middleware.unread import Unread
 from batchwright.service.operating.serving import FREE_PIECES, listen
 from batchwright.service.problems import Refused, TooLarge, TooMany, Unavailable
 from batchwright.service.processes import KEPT_BYTES, Workers
@@ -497,3 +498,52 @@ def test_a_body_in_very_small_pieces_is_refused(pieces):
     if pieces > FREE_PIECES:  # as every other problem is told
         assert b"content-type: application/json" in told.lower()
         assert list(json.loads(told.partition(b"\r\n\r\n")[2])) == ["detail"]
+
+
+@pytest.mark.parametrize("sent", [0, 60, 100])
+def test_a_connection_is_used_again_only_after_a_whole_body(shared, sent):
+    """What comes next on it would be taken for the rest of the body, and never be answered."""
+    job = "00000000-0000-4000-8000-000000000000"
+    told = {"host": "127.0.0.1"} | shared.headers("report")
+    upload = {"content-length": "100", "repr-digest": f"sha-256=:{'A' * 43}=:"}
+    upload["batchwright-lease"] = job
+
+    def request(first, headers):
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join([f"{first} HTTP/1.1", *lines, "", ""]).encode()
+
+    with (
+        listen("127.0.0.1", 0) as listener,
+        answering(shared.app, listener),
+        socket.create_connection(listener.getsockname(), timeout=SECONDS) as wire,
+    ):
+        head = request(f"PUT /v1/jobs/{job}/artifacts/last.pt", told | upload)
+        wire.sendall(head + b"x" * sent)
+        answer = wire.recv(4096).lower()
+        assert answer.startswith(b"http/1.1 404")
+        assert (b"connection: close" in answer) == (sent < 100)
+        if sent == 100:
+            wire.sendall(request("GET /healthz", told))
+            assert wire.recv(4096).startswith(b"HTTP/1.1 200")
+        else:
+            while answer:
+                answer = wire.recv(4096)
+
+
+def test_a_client_that_asks_before_it_sends_is_refused_without_its_body():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    with (
+        listen("127.0.0.1", 0) as listener,
+        answering(Unread(app), listener),
+        socket.create_connection(listener.getsockname(), timeout=SECONDS) as wire,
+    ):
+        head = b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+        wire.sendall(head)
+        answer = wire.recv(4096)
+        while more := wire.recv(4096):
+            answer += more
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert b"connection: close" in answer.lower()

@@ -1,3 +1,4 @@
+import random
 import subprocess
 import sys
 import types
@@ -12,7 +13,7 @@ from batchwright.errors import DataError, JobError
 from batchwright.records import Job
 from batchwright.training.batches.feeding import DatasetFeed
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.sources import ImageData, open_data
+from batchwright.workload.data.sources import AtResolution, ImageData, open_data
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -173,6 +174,11 @@ GOOD = (PIXELS, 1)
         ("train", [GOOD, (None, 1)], "its image is a NoneType"),
         ("val", [GOOD, (PIXELS, 2)], "held-out item 1: label 2 is outside the 2 class names"),
         ("val", [GOOD, (PIXELS[:1], 1)], "image asks for (3, any, any): give all"),
+        (
+            "val",
+            [GOOD, (PIXELS[:, 1:], 1)],
+            "item 0 one of (3, 6, 8), which stay different at 6 px",
+        ),
     ],
 )
 def test_an_item_that_cannot_be_used_is_named(
@@ -180,13 +186,27 @@ def test_an_item_that_cannot_be_used_is_named(
 ) -> None:
     parts = {"train": [GOOD], "val": [GOOD], part: items}
     data = open_data(provide(monkeypatch, (*parts.values(), ["a", "b"])))
-    feed = DatasetFeed(getattr(data, part), device=torch.device("cpu"), seed=0, loaders=loaders)
+    own = AtResolution(data.val, 6) if part == "val" else data.train  # as in a training
+    feed = DatasetFeed(own, device=torch.device("cpu"), seed=0, loaders=loaders)
     with pytest.raises(DataError) as caught:
         list(feed.training([torch.arange(2)], epoch=0, resolution=6))
     feed.close()
     assert message in str(caught.value)
     assert str(caught.value).startswith("data=some_users_data:load: ")
     assert "\n" not in str(caught.value)
+
+
+def test_held_out_images_of_several_sizes_may_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [(torch.zeros(3, side, side), 1) for side in (9, 6, 12)]
+    data = open_data(provide(monkeypatch, ([GOOD], items, ["a", "b"])))
+    held_out = AtResolution(data.val, 6)
+    assert {tuple(held_out[i][0].shape) for i in range(3)} == {(3, 6, 6)}
+
+
+def test_a_held_out_item_that_fails_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = provide(monkeypatch, ([GOOD], {1: GOOD}, ["a", "b"]))
+    with pytest.raises(DataError, match=r"held-out item 0 fails \(KeyError: 0\)"):
+        open_data(job)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16])
@@ -198,6 +218,39 @@ def test_images_of_any_float_and_labels_of_any_whole_number_can_be_trained_on(
     data = open_data(provide(monkeypatch, (items, items, ["a", "b"])))
     images, labels = default_collate([data.train[0], data.train[1]])
     assert (images.dtype, labels.dtype, labels.tolist()) == (torch.float32, torch.int64, [1, 1])
+
+
+def test_a_random_split_of_a_function_is_the_same_at_every_opening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numpys = np.random.mtrand._rand  # the global generator, as `np.random.permutation` uses it
+
+    def split() -> Any:
+        orders = [torch.randperm(20).tolist(), [*range(20)], numpys.permutation(20).tolist()]
+        random.shuffle(orders[1])
+        parts = [[(torch.full((3, 6, 6), float(i)), 1) for i in order] for order in orders]
+        return parts[0] + parts[1], parts[2], ["a", "b"]
+
+    job = provide(monkeypatch, None)
+    monkeypatch.setattr(sys.modules["some_users_data"], "load", split)
+
+    def draw(seed: int) -> tuple[float, ...]:
+        if seed:
+            random.seed(seed)
+            numpys.seed(seed)
+            torch.manual_seed(seed)
+        return random.random(), numpys.rand(), float(torch.rand(()))
+
+    found = []
+    for seed in (1, 2):  # a process that goes on has drawn other numbers before
+        draw(seed)
+        data = open_data(job)
+        after = draw(0)
+        draw(seed)
+        assert after == draw(0)
+        parts = data.train, data.val
+        found.append([[float(part[i][0].mean()) for i in range(len(part))] for part in parts])
+    assert found[0] == found[1]
 
 
 def test_a_function_that_fails_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 import errno
 import logging
+import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from batchwright.records import DataFacts
 from batchwright.storage.locks import lock_file
 from batchwright.workload.data import store_writer
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.store import cache_folder, free_bytes, open_store
+from batchwright.workload.data.store import cache_folder, free_bytes, mapped_bytes, open_store
 from batchwright.workload.data.store_writer import StoreWriter
 from samples import make_data
 
@@ -81,6 +82,21 @@ def test_images_are_a_view_of_the_mapped_file_and_writing_to_them_leaves_the_fil
     train.images.zero_()
     again, _, _ = open_store(RECIPE, refuse_to_build)
     assert torch.equal(again.image(0), torch.from_numpy(noise(3, 4, 5, 3)[0]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux's limit on mappings")
+def test_a_file_larger_than_the_memory_is_mapped(tmp_path: Path) -> None:
+    size, path = 2**42, tmp_path / "train.pixels"
+    try:
+        with path.open("wb") as file:
+            file.truncate(size)  # takes no room on the disk
+    except OSError:
+        pytest.skip("the disk has no files of 4 TiB")
+    pixels = mapped_bytes(path)
+    assert pixels.shape == (size,)
+    pixels[size // 2] = 7
+    assert pixels[size // 2 - 1 : size // 2 + 2].tolist() == [0, 7, 0]
+    assert mapped_bytes(path)[size // 2] == 0
 
 
 def test_a_store_can_stand_on_images_in_memory() -> None:

@@ -427,6 +427,8 @@ def fuzz(extent: Extent, folder: Path) -> Fuzzed:
     found = re.findall(r"<(?:failure|error)\b[^>]*message=\"([^\"]*)\"", told)
     for one in found:
         say(one)
+    if done.returncode:
+        say(done.stdout[-4000:])  # not all that it finds is in its report
     logs = folder.glob("service-*.log")
     answered = sum(log.read_text(encoding="utf-8").count('"status":') for log in logs)
     return Fuzzed(answered, found, done.returncode)

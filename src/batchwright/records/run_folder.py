@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from batchwright.errors import (
@@ -40,6 +42,7 @@ from batchwright.records.documents import (
     write_record,
     write_text,
 )
+from batchwright.records.registries.data_sources import is_remote, source_of
 from batchwright.records.text.formatting import counted, data_name
 from batchwright.records.text.problems import described, to_stderr
 from batchwright.storage.files import (
@@ -96,8 +99,10 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[
     """Make a new folder and lock it; its default name consists of ``kind``, job and time.
 
     Raises:
-        FileError: The folder is not empty, cannot be made, or another process writes there.
+        FileError: The folder is not empty, cannot be made, another process writes there, or what is
+            written there would be taken for the job's data.
     """
+    _refuse_among_data(Path("runs" if wanted is None else wanted), job)
     if wanted is None:
         data, network = data_name(job.data), job.network.replace(":", ".").replace("/", ".")
         what = beginning("-".join(filter(None, (kind, data, network))), _LONGEST_WORDS)
@@ -118,6 +123,23 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[
     with writing(folder):
         _refuse_filled(folder)  # again, since another process may have written before the lock
         yield folder
+
+
+def _refuse_among_data(folder: Path, job: Job) -> None:
+    """Refuse a folder that the job's data would take in: its workers would find other data."""
+    source, place = source_of(job.data), job.data.partition(":")[2]
+    if not (source.takes_in and place) or is_remote(place):
+        return
+    target = Path(os.path.realpath(folder))
+    try:
+        root = Path(os.path.realpath(Path(place).expanduser()))
+    except RuntimeError:  # ~NAME of a user who is gone: opening the data refuses it
+        return
+    if root in target.parents and resolve_name(source.takes_in)(root, target):
+        raise FileError(
+            f"{folder} lies among the images of data={job.data}, where its figures would be taken "
+            "for images: name a folder elsewhere with --out"
+        )
 
 
 def _refuse_filled(folder: Path) -> None:

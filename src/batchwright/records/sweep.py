@@ -28,7 +28,7 @@ class SweepCell(Record):
     values: tuple[JsonValue, ...] = Field(
         description="Value of each key, in the order of the sweep's keys."
     )
-    seed: Index = Field(description="Seed of weights, order, split and augmentation.")
+    seed: Index = Field(description="Seed of weights, order and augmentation.")
     state: Literal["waiting", "stopped", "failed", "done"] = Field(
         description="State of the run; a `stopped` one continues when the sweep is resumed."
     )

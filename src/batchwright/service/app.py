@@ -26,6 +26,7 @@ from batchwright.service.middleware.bodies import Bodies
 from batchwright.service.middleware.hosts import Hosts, SecurityHeaders
 from batchwright.service.middleware.identify import Identify
 from batchwright.service.middleware.observe import Meters, Observe
+from batchwright.service.middleware.unread import Unread
 from batchwright.service.operating.figures import StoreFigures
 from batchwright.service.pages import (
     assets,
@@ -97,6 +98,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         lifespan=_lifespan,
         middleware=[  # the first one is the outermost
             Middleware(SecurityHeaders),
+            Middleware(Unread),
             Middleware(Observe, meters=meters),
             Middleware(Hosts, names=(settings.host, *settings.allowed_hosts)),
             Middleware(Identify, store=store, settings=settings),

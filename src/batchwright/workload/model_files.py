@@ -53,10 +53,13 @@ class TrainedModel(nn.Module):
         side: Side of its images, in pixels.
         mean: Mean of each channel, of RGB values in [0, 1]; empty: the input is not normalized.
         std: Standard deviation of each channel.
+        prepared_side: Side of the squares that are resized to ``side``, in pixels: larger images
+            are reduced to it first; unset: ``side``.
 
     Attributes:
         classes: As given.
         side: As given.
+        prepared_side: As given, or ``side``.
         class_numbers: Number of each class, by its name.
     """
 
@@ -70,9 +73,11 @@ class TrainedModel(nn.Module):
         side: int,
         mean: tuple[float, ...] = (),
         std: tuple[float, ...] = (),
+        prepared_side: int | None = None,
     ) -> None:
         super().__init__()
         self.network, self.classes, self.side = network, classes, side
+        self.prepared_side = prepared_side or side
         self.class_numbers = {name: label for label, name in enumerate(classes)}
         self.register_buffer("mean", torch.tensor(mean or (0.0,)).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std or (1.0,)).view(-1, 1, 1))
@@ -143,7 +148,7 @@ class TrainedModel(nn.Module):
                 )
             parts = [images[at : at + AT_ONCE] for at in range(0, len(images), AT_ONCE)]
             with without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
-                read = partial(read_image, side=self.side)
+                read = partial(read_image, side=self.prepared_side)
                 made = [self.logits_of(list(pool.map(read, part))) for part in parts]
             return torch.cat(made) if made else torch.empty(0, len(self.classes))
 
@@ -158,7 +163,9 @@ class TrainedModel(nn.Module):
         return logits_in(self.network(images))
 
     def pipeline(self, store: ImageStore) -> ImagePipeline:
-        """The pipeline by which training evaluates, over other images; it normalizes them.
+        """The pipeline by which training evaluates, at ``side``, over other images.
+
+        It normalizes them.
 
         Raises:
             ArgumentError: As `normalization` raises.
@@ -167,7 +174,7 @@ class TrainedModel(nn.Module):
         return ImagePipeline(
             store,
             device=self.mean.device,
-            side=self.side,
+            side=self.prepared_side,
             mean=mean,
             std=std,
             augmentation="none",
@@ -202,8 +209,9 @@ def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, An
     Args:
         folder: An existing folder.
         weights: A plain state_dict.
-        config: ``network``, ``classes``, ``side`` of the images and ``built_side`` of the network
-            in pixels, ``mean``, ``std``, ``dropout`` and ``network_args``.
+        config: ``network``, ``classes``, ``side`` of the images, ``prepared_side`` of those that
+            are resized to it and ``built_side`` of the network in pixels, ``mean``, ``std``,
+            ``dropout`` and ``network_args``.
 
     Raises:
         JobError: safetensors is not installed.
@@ -283,7 +291,8 @@ def built_model(
         made = _made(network, network_args, config, len(classes))
         made.load_state_dict(weights())
         side, mean, std = int(config["side"]), tuple(config["mean"]), tuple(config["std"])
-        return TrainedModel(made, classes, side, mean, std)
+        prepared_side = int(config.get("prepared_side", side))  # files of before have none
+        return TrainedModel(made, classes, side, mean, std, prepared_side)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         cause = str(error).strip().partition("\n")[0]
         raise FileError(f"{place} is damaged, or of another network: {cause}") from None

@@ -30,6 +30,9 @@ class DataSource:
         reads_tar: Whether it reads tar files directly, so that none has to be unpacked.
         held_out_files: Import string of a function (job, place) -> paths of its held-out images, in
             order; empty: they are not files.
+        keeps_size: Whether images are stored in their own size, whatever the resolutions.
+        takes_in: Import string of a function (root, folder) -> whether what is written into a new
+            folder below the data's own, ``root``, would be taken for data; empty: it never is.
     """
 
     name: str
@@ -44,6 +47,8 @@ class DataSource:
     as_they_come: bool = False
     reads_tar: bool = False
     held_out_files: str = ""
+    keeps_size: bool = False
+    takes_in: str = ""
 
     @property
     def form(self) -> str:
@@ -68,6 +73,7 @@ def _library(
     args: bool = True,
     remote: bool = False,
     reads_tar: bool = False,
+    takes_in: str = "",
 ) -> DataSource:
     """A source that a library reads; its images are decoded like those of a folder."""
     return DataSource(
@@ -80,14 +86,15 @@ def _library(
         takes_val=True,
         remote=remote,
         reads_tar=reads_tar,
+        takes_in=takes_in,
     )
 
 
 DATA = Registry(
     "data",
-    DataSource("digits", f"{_SOURCES}:open_digits", augment="crop"),
-    DataSource("cifar10", f"{_SOURCES}:open_cifar", takes_path=True),
-    DataSource("cifar100", f"{_SOURCES}:open_cifar", takes_path=True),
+    DataSource("digits", f"{_SOURCES}:open_digits", augment="crop", keeps_size=True),
+    DataSource("cifar10", f"{_SOURCES}:open_cifar", takes_path=True, keeps_size=True),
+    DataSource("cifar100", f"{_SOURCES}:open_cifar", takes_path=True, keeps_size=True),
     DataSource(
         "imagefolder",
         f"{_SOURCES}:open_image_folder",
@@ -95,8 +102,14 @@ DATA = Registry(
         named_by_folder=True,
         takes_val=True,
         held_out_files="batchwright.workload.data.image_folder:held_out_files",
+        takes_in="batchwright.workload.data.image_folder:takes_in",
     ),
-    _library("hf", "hugging_face:open_hugging_face", "NAME_OR_FOLDER"),
+    _library(
+        "hf",
+        "hugging_face:open_hugging_face",
+        "NAME_OR_FOLDER",
+        takes_in=f"{_LIBRARIES}.hugging_face:takes_in",
+    ),
     _library("torchvision", "torchvision_data:open_torchvision", "CLASS"),
     _library("wds", "web_dataset:open_web_dataset", "PATTERN", reads_tar=True),
     _library("lmdb", "lmdb_data:open_lmdb", "FOLDER", args=False),

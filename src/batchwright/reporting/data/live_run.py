@@ -95,7 +95,10 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
         lines: The run's lines.
     """
     epochs = _epochs(plan, lines)
-    wall = sum(e.training_seconds + e.evaluation_seconds + e.checkpoint_seconds for e in epochs)
+    share = 1 if plan.server is None else 1 / plan.workers  # of which one evaluates
+    wall = sum(
+        e.training_seconds + share * e.evaluation_seconds + e.checkpoint_seconds for e in epochs
+    )
     return RunSummary(
         run_folder=name,
         plan=plan.as_trained({e.epoch: e.global_batch_size for e in epochs}),

@@ -81,9 +81,10 @@ def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[t
     """How the wall time was spent, as (part, seconds); the parts sum to ``wall_seconds``.
 
     Input, compute, wait and communication are means over the workers in each epoch, or those of
-    ``worker`` alone. ``wait`` is missing if the records count it as communication. ``other`` is the
-    time that no clock measured, including epochs without the worker. If the measured parts exceed
-    the wall time, which does not include epochs from before a resume, ``other`` is 0.
+    ``worker`` alone, and so is evaluation with a parameter server. ``wait`` is missing if the
+    records count it as communication. ``other`` is the time that no clock measured, including
+    epochs without the worker. If the measured parts exceed the wall time, which does not include
+    epochs from before a resume, ``other`` is 0.
 
     For a simulated cluster the parts are those of its simulated training, which are never added to
     real seconds.
@@ -96,11 +97,26 @@ def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[t
     claims: list[tuple[str, float]] = [
         ("set-up", summary.setup_seconds),
         *zip(recorded_parts(summary), of_workers, strict=True),
-        ("evaluation", sum(epoch.evaluation_seconds for epoch in summary.epochs)),
+        ("evaluation", evaluation_seconds(summary, worker)),
         ("checkpoints", sum(epoch.checkpoint_seconds for epoch in summary.epochs)),
     ]
     claimed = sum(seconds for _, seconds in claims)
     return [*claims, ("other", max(0.0, summary.wall_seconds - claimed))]
+
+
+def evaluation_seconds(summary: RunSummary, worker: WorkerCurve | None = None) -> float:
+    """Seconds of all evaluations, as a mean over the workers, or those of ``worker``.
+
+    With a parameter server one worker evaluates, while the others go on or wait for it, which are
+    parts of their own.
+    """
+    total = sum(epoch.evaluation_seconds for epoch in summary.epochs)
+    if summary.plan.server is None:
+        return total
+    if worker is not None and summary.rounds:
+        own = (one for one in summary.rounds if one.worker == worker.number)
+        return sum(one.evaluation_seconds for one in own)
+    return total / summary.plan.workers
 
 
 def whole_accounting(summary: RunSummary) -> list[tuple[str, float]]:

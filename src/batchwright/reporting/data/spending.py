@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from batchwright.records import Estimate, Plan, RunSummary
 from batchwright.records.text.plan_text import is_chosen, planned_sizes
 from batchwright.reporting.data.live_run import EpochNow
-from batchwright.reporting.data.reading import overall
+from batchwright.reporting.data.reading import evaluation_seconds, overall
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def spending(
     """
     plan, epochs = summary.plan, summary.epochs
     trained = sum(one.training_seconds for one in epochs)
-    beside = sum(one.evaluation_seconds + one.checkpoint_seconds for one in epochs)
+    beside = evaluation_seconds(summary) + sum(one.checkpoint_seconds for one in epochs)
     total = trained if summary.simulated else trained + beside
     count = epochs[-1].epoch + 1 if stride > 1 and epochs else len(epochs)
     so_far = total * count / len(epochs) if epochs else 0.0

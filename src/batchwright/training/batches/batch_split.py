@@ -154,6 +154,8 @@ class Sharing(Division):
     def begin_epoch(self) -> EpochSteps:
         """The steps of the state's epoch, from the state's step on."""
         state, row = self._state, self._state.stage(self._plan)
+        # Whether what was noted of this epoch, before a stop, was of these workers.
+        alike = list(state.local_batch_sizes) == list(self._group.places)
         if row != self._row and self._balancer is not None:
             # Another row has another fixed cost of a step; the workers' relative speeds stay.
             self._balancer.forget_times(row.fixed_samples)
@@ -165,7 +167,6 @@ class Sharing(Division):
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
         # The sizes may have been decided, before a stop, for a later step or for the next epoch.
         noted = state.meter.shares
-        alike = state.balancing.get("places") == list(self._group.places)
         if not (alike and noted and sum(noted[-1][1]) == sum(sizes)):
             state.meter.shares_from(state.step, sizes)
             noted = state.meter.shares

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchwright.errors import ArgumentError, FileError
-from batchwright.records import EpochRecord, RunSummary
+from batchwright.records import EpochRecord, Plan, RunSummary
 from batchwright.records.documents import refuse_no_path
+from batchwright.records.registries.data_sources import source_of
 from batchwright.records.run_folder import KEPT, read_summary
 from batchwright.storage.files import is_folder, is_there, make_folder, refusal, write_whole
 from batchwright.workflows.delivery.model_card import UNKNOWN, model_card
@@ -84,6 +85,7 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
         "network": plan.network.name,
         "classes": list(content["classes"]),
         "side": plan.top_resolution,
+        "prepared_side": _prepared_side(plan),
         "built_side": built_side(plan.network.name, plan.job.network_args, plan.top_resolution),
         "mean": list(wanted.get("mean", ())),
         "std": list(wanted.get("std", ())),
@@ -92,6 +94,17 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
         "network_args": {k: v for k, v in plan.job.network_args.items() if k != "pretrained"},
     }
     return Trained(summary, evaluated, config, trained_weights(content))
+
+
+def _prepared_side(plan: Plan) -> int:
+    """Side of the squares that evaluations resize to the highest resolution, in pixels.
+
+    Images that are stored in their own size are resized as a whole.
+    """
+    from batchwright.workload.data.pipeline import is_shown_whole
+
+    own, side = plan.data.side, plan.top_resolution
+    return own if source_of(plan.job.data).keeps_size and is_shown_whole(own, side) else side
 
 
 def deliver(

@@ -103,8 +103,8 @@ def predict(
         refuse_unconfirmed_code(plan.job, ("network", "loss"), overrides)
         batches = _of_data(model, change_job(plan.job, {}, overrides), plan)
     elif "data" in given:
-        sized = change_job(Job(), {"resolutions": [model.side]}, overrides)
-        batches = _of_data(model, sized)
+        sized = change_job(Job(), {"resolutions": [model.prepared_side]}, overrides)
+        batches = _of_data(model, sized, trained_by=plan, tell=tell)
     else:
         raise ArgumentError(
             f"{place} holds a network and no images: name image files, folders, or data=..."
@@ -153,7 +153,7 @@ def _may_be_trained_on(images: str, data: str) -> bool:
         return False
     with suppress(RuntimeError):  # ~NAME of a user who is gone
         place = str(Path(place).expanduser())
-    root, path = Path(place).resolve(), Path(images).resolve()
+    root, path = Path(place).resolve(), Path(images).expanduser().resolve()
     if path.is_relative_to(root):
         return held_out_name([name.lower() for name in path.relative_to(root).parts[:1]]) is None
     return root.is_relative_to(path)
@@ -204,7 +204,7 @@ def _of_files(
     def read(task: tuple[str, int]) -> Any:
         try:
             task[0].encode()
-            return read_image(task[0], side=model.side)
+            return read_image(task[0], side=model.prepared_side)
         except UnicodeEncodeError:
             name = printable(task[0])
             return DataError(f"unreadable image {name}: its name is not text in UTF-8; rename it")
@@ -231,8 +231,23 @@ def _of_files(
             yield computed(waiting)
 
 
-def _of_data(model: TrainedModel, job: Job, plan: Plan | None = None) -> Iterator[_Batch]:
-    """Batches of the held-out images of a job's data; those of ``plan``, if it is given."""
+def _of_data(
+    model: TrainedModel,
+    job: Job,
+    plan: Plan | None = None,
+    *,
+    trained_by: Plan | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[_Batch]:
+    """Batches of the held-out images of a job's data.
+
+    Args:
+        model: The network.
+        job: Names the data.
+        plan: The plan whose own data they are to be; unset: they may be any.
+        trained_by: The plan of the network's training, if it is known.
+        tell: Called with a line if the training may have had images that are held out here.
+    """
     from batchwright.reporting.render.progress import steps
     from batchwright.workload.data.sources import open_data
 
@@ -244,6 +259,19 @@ def _of_data(model: TrainedModel, job: Job, plan: Plan | None = None) -> Iterato
             f"and {plan.data.val_samples} held-out images with digest {plan.data.digest[:12]} "
             f"then, {data.facts.train_samples} and {data.facts.val_samples} with "
             f"{data.facts.digest[:12]} now; name image files or folders instead"
+        )
+    place = job.data.partition(":")[2]
+    if (
+        trained_by is not None
+        and data.facts.digest != trained_by.data.digest
+        and source_of(job.data).takes_path
+        and is_there(Path(place).expanduser())
+        and _may_be_trained_on(place, trained_by.job.data)
+    ):
+        tell(
+            f"note: images that are held out of data={job.data} may have been trained on, as they "
+            f"are of data={trained_by.job.data} and held out otherwise: their accuracy says little "
+            "of new ones"
         )
     if not model.class_numbers.keys() & set(data.facts.classes):
         raise DataError(
@@ -264,7 +292,8 @@ def _computed(model: TrainedModel, job: Job, data: ImageData, feed: Feed) -> Ite
         numbers = [*range(len(model.classes))]
     indices = torch.arange(len(feed)).split(AT_ONCE)
     try:
-        for some, (images, labels) in zip(indices, feed.evaluation(indices, None), strict=True):
+        batches = feed.evaluation(indices, model.side)
+        for some, (images, labels) in zip(indices, batches, strict=True):
             with torch.inference_mode():
                 logits = logits_in(model.network(images))
             named = [names[index] for index in some.tolist()]
@@ -330,7 +359,10 @@ def _rows(model: TrainedModel, batch: _Batch, counts: Predicted) -> Iterator[tup
     first = logits.argmax(dim=1)
     second = logits.scatter(1, first[:, None], -torch.inf).argmax(dim=1).tolist()
     shares = logits.softmax(dim=1).gather(1, first[:, None]).squeeze(1).tolist()
-    before = (logits > logits.gather(1, labels.clamp(min=0)[:, None])).sum(dim=1)
+    right = logits.gather(1, labels.clamp(min=0)[:, None])
+    # Of equal outputs the first count, or all classes of a dead network would be most likely ones.
+    earlier = torch.arange(logits.shape[1]) < labels[:, None]
+    before = ((logits > right) | ((logits == right) & earlier)).sum(dim=1)
     guesses = torch.where(has_guess, first, -1)
     counts.images += len(labels)
     counts.in_top += int(((before < TOP) & has_guess & (labels >= 0)).sum())

@@ -12,10 +12,12 @@ from pathlib import Path
 from batchwright.errors import DataError
 from batchwright.records import Job
 from batchwright.records.registries.data_sources import DRAWN
+from batchwright.storage.locks import LOCK_FILE
 from batchwright.workload.data.decoding import SUFFIXES
 from batchwright.workload.data.image_files import FolderFiles
 from batchwright.workload.data.listing import (
     TEST_NAMES,
+    TRAIN_NAMES,
     ImageFile,
     Listing,
     held_out_name,
@@ -24,7 +26,6 @@ from batchwright.workload.data.listing import (
 )
 from batchwright.workload.data.store_writer import PARTS, Part
 
-_TRAIN = ("train", "training")
 _NO_CLASS = ("val", "test")  # names that are never those of a class
 _LINKS = " (links that lead out of the data folder are not followed)"
 
@@ -58,6 +59,21 @@ def held_out_files(job: Job, place: str) -> list[str]:
     """
     listing = list_images(Path(place).expanduser(), job)
     return [str(listing.root / file.name) for file in listing.files["val"]]
+
+
+def takes_in(root: Path, folder: Path) -> bool:
+    """Whether images in a new folder below ``root`` would be those of ``data=imagefolder:ROOT``.
+
+    Where the class folders are not in parts, any new folder would itself be a class.
+    """
+    below = folder.relative_to(root).parts
+    if any(name.startswith(".") for name in below):
+        return False
+    try:
+        parts = _Folder(root).parts()
+    except (OSError, DataError):  # opening the data will say so
+        return False
+    return not any(parts) or below[0] in parts
 
 
 def _listed(path: Path, job: Job) -> Listing:
@@ -161,7 +177,7 @@ class _Folder:
         """
         names = self._by_lower
         held_out = names.get(held_out_name(names) or "", "")
-        train = next((names[name] for name in _TRAIN if name in names), "")
+        train = next((names[name] for name in TRAIN_NAMES if name in names), "")
         if not held_out and train != "train":
             train = ""
         if not train:
@@ -228,8 +244,14 @@ class _Folder:
         return sorted(found, key=lambda file: file.name)
 
     def entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        """Image files below a folder; links to folders are not followed, so there are no cycles."""
-        for entry in os.scandir(folder):
+        """Image files below a folder; links to folders are not followed, so there are no cycles.
+
+        Folders of runs are left out, since their reports have figures.
+        """
+        every = list(os.scandir(folder))
+        if any(entry.name == LOCK_FILE for entry in every):
+            return
+        for entry in every:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):

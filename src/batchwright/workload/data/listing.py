@@ -23,6 +23,7 @@ from batchwright.errors import DataError
 from batchwright.records import DataFacts, Job
 from batchwright.records.registries.data_sources import DRAWN
 from batchwright.records.text.problems import printable
+from batchwright.storage.locks import LOCK_FILE
 from batchwright.workload.data.decoding import (
     UnreadableImageError,
     decode,
@@ -33,6 +34,9 @@ from batchwright.workload.data.decoding import (
 from batchwright.workload.data.store import Progress
 from batchwright.workload.data.store_writer import PARTS, Part, StoreWriter
 from batchwright.workload.host import usable_cores
+
+TRAIN_NAMES = ("train", "training")
+"""Usual names of training images, in order of preference."""
 
 VAL_NAMES, TEST_NAMES = ("validation", "valid", "val", "dev"), ("test", "testing")
 """Usual names of held-out images, in order of preference."""
@@ -111,7 +115,10 @@ def hold_out(
         by_label[file.label].append(file)
     for class_name, mine in zip(classes, by_label, strict=True):
         if len(mine) == 1:
-            raise DataError(f"class {class_name} has a single image: none can be held out")
+            raise DataError(
+                f"class {class_name} has a single image, so none can be held out: add images of "
+                "it, or leave the class out"
+            )
         count = min(max(1, round(share * len(mine))), max(0, len(mine) - 1))
         drawn = sorted(mine, key=lambda file: _draw(file.name))
         parts["val"] += drawn[:count]
@@ -235,9 +242,18 @@ def refuse_unless_text(job: Job, keys: Iterable[str]) -> None:
 
 
 def file_states(folder: Path) -> list[tuple[str, int, int]]:
-    """Path, bytes and modification time of each file below a folder, which show any change."""
+    """Path, bytes and modification time of each file below a folder, which show any change.
+
+    Folders of runs do not count: they change while the workers of such a run open the data.
+    """
     try:
-        states = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+        paths = sorted(folder.rglob("*"))
+        runs = {path.parent for path in paths if path.name == LOCK_FILE} - {folder}
+        states = (
+            (path, path.stat())
+            for path in paths
+            if path.is_file() and not (runs and runs.intersection(path.parents))
+        )
         return [(str(path.absolute()), one.st_size, one.st_mtime_ns) for path, one in states]
     except OSError as error:
         raise DataError(f"{error.filename or folder} cannot be read ({error.strerror})") from error

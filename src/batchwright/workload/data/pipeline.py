@@ -52,6 +52,11 @@ _RESIZED_TOGETHER = 32  # px; a CPU is quicker with larger parts one by one, six
 _Triple = tuple[float, float, float]
 
 
+def is_shown_whole(own: int, side: int) -> bool:
+    """Whether square images of ``own`` pixels are shown whole at ``side``, and not cropped."""
+    return not side < own <= _LARGEST_MARGIN * side
+
+
 class ImagePipeline:
     """Batches of an `ImageStore`, made on the device, a batch at a time.
 
@@ -115,7 +120,7 @@ class ImagePipeline:
         self._brought: tuple[Tensor, torch.device, Tensor] | None = None
         self._lock = Lock()  # one batch may be made ahead, in a thread
         height, width = store.shape or (0, 1)
-        self._whole = height == width and not side < height <= _LARGEST_MARGIN * side
+        self._whole = height == width and is_shown_whole(height, side)
         self._full = self._level_of(store, side)
         self._reduced: dict[int, _Level] = {}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +14,28 @@ from torch import Tensor
 
 FIELD_BITS = 24
 """Bits of each random number."""
+
+
+_TORCHS_OWN = 67280421310721  # PyTorch's seed in a process that gives it none
+
+
+@contextmanager
+def drawing_alike() -> Iterator[None]:
+    """Inside, Python's, NumPy's and PyTorch's generators draw the same in every process.
+
+    PyTorch's begins as in a new process. Afterwards they are as they were. Generators of GPUs are
+    left alone.
+    """
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the user's code may draw from it
+    torch.default_generator.manual_seed(_TORCHS_OWN)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
 
 
 class Draws(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -42,6 +42,7 @@ from batchwright.workload.data.listing import (
     natural_side,
     stored_bytes,
 )
+from batchwright.workload.data.random_numbers import drawing_alike
 from batchwright.workload.data.store import (
     Progress,
     is_stored,
@@ -140,7 +141,10 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
             ) from None
     if is_remote(place) and source.takes_path and not source.remote:
         place = str(import_object(FETCH, "data")(job.data, place, progress, verify))
-    found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
+    # A function of the user's may split its images at random. Another split in another worker, or
+    # when a run goes on, would hold out images that are trained on.
+    with drawing_alike():
+        found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
     if isinstance(job.normalize, tuple) and not source.as_they_come:
         found = _normalized_by(found, job.normalize)
     if not source.named_by_folder:
@@ -415,15 +419,11 @@ def from_datasets(text: str, returned: Any) -> ImageData:
     if len(classes) < 2:
         raise DataError(f"data={text} must return the names of two or more classes, in label order")
     train = OwnItems(train, f"data={text}: training", len(classes))
-    try:
-        first, _ = train[0]
-    except DataError:
-        raise
-    except Exception as error:  # the user's code may fail in any way
-        raise DataError(f"data={text}: training item 0 fails ({in_words(error)})") from error
-    channels, side = len(first), min(first.shape[1:])
-    train.shape, val_shape = tuple(first.shape), (channels, None, None)
-    val = OwnItems(val, f"data={text}: held-out", len(classes), val_shape)
+    train.shape = shape = train.first_shape()
+    channels, side = shape[0], min(shape[1:])
+    # Their size may be another: at the training's resolution they must be alike.
+    val = OwnItems(val, f"data={text}: held-out", len(classes), (channels, None, None))
+    val.first = val.first_shape()
     identity = json.dumps([text, len(train), len(val), classes, side])
     facts = DataFacts(
         name=text,
@@ -446,18 +446,37 @@ class OwnItems(Dataset[Any]):
         name: What they are, for messages.
         classes: Number of classes.
         shape: Channels, height and width that each image must have, as far as they are known.
+
+    Attributes:
+        name: As given.
+        shape: As given.
+        first: Shape of the first image, where others need not have it; `None`: unknown.
     """
 
     def __init__(
         self, dataset: Any, name: str, classes: int, shape: tuple[int | None, ...] = (None,) * 3
     ) -> None:
-        self._dataset, self._name, self._classes, self.shape = dataset, name, classes, shape
+        self._dataset, self.name, self._classes, self.shape = dataset, name, classes, shape
+        self.first: tuple[int, ...] | None = None
+
+    def first_shape(self) -> tuple[int, ...]:
+        """Channels, height and width of the first image.
+
+        Raises:
+            DataError: The first item cannot be used.
+        """
+        try:
+            return tuple(self[0][0].shape)
+        except DataError:
+            raise
+        except Exception as error:  # the user's code may fail in any way
+            raise DataError(f"{self.name} item 0 fails ({in_words(error)})") from error
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        item, where = self._dataset[index], f"{self._name} item {index}"
+        item, where = self._dataset[index], f"{self.name} item {index}"
         wanted = "(float tensor (channels, height, width), whole-number label)"
         try:
             image, label = item
@@ -488,10 +507,14 @@ def to_resolution(images: torch.Tensor, resolution: int) -> torch.Tensor:
     shorter = min(images.shape[-2:])
     if shorter == resolution:
         return images
-    height, width = (max(1, round(side * resolution / shorter)) for side in images.shape[-2:])
-    return functional.interpolate(
-        images.float(), size=(height, width), mode="bilinear", antialias=True
-    )
+    size = _size_at(resolution, images.shape[-2:])
+    return functional.interpolate(images.float(), size=size, mode="bilinear", antialias=True)
+
+
+def _size_at(resolution: int, size: Sequence[int]) -> tuple[int, int]:
+    """Height and width of an image, in pixels, whose shorter side becomes ``resolution``."""
+    height, width = (max(1, round(side * resolution / min(size))) for side in size)
+    return height, width
 
 
 def resized(batch: tuple[Tensor, Tensor], resolution: int) -> tuple[Tensor, Tensor]:
@@ -506,6 +529,9 @@ class AtResolution(Dataset[Any]):
     Args:
         dataset: A data set of (image, label) items.
         resolution: Shorter side of the images, in pixels.
+
+    Raises:
+        DataError: An image of `OwnItems` has another shape than their first.
     """
 
     def __init__(self, dataset: Dataset[Any], resolution: int) -> None:
@@ -516,4 +542,16 @@ class AtResolution(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
         image, label = self._dataset[index]
-        return to_resolution(image[None], self._resolution)[0], label
+        made, own = to_resolution(image[None], self._resolution)[0], self._dataset
+        # PyTorch would not say which images it cannot put into one batch.
+        if (
+            isinstance(own, OwnItems)
+            and own.first is not None
+            and made.shape[1:] != _size_at(self._resolution, own.first[1:])
+        ):
+            raise DataError(
+                f"{own.name} item {index} has an image of shape {tuple(image.shape)} and item 0 "
+                f"one of {own.first}, which stay different at {self._resolution} px: give all "
+                "images one shape"
+            )
+        return made, label

@@ -16,8 +16,10 @@ import hashlib
 import json
 import logging
 import math
+import mmap
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,6 +48,8 @@ from batchwright.workload.data.store_writer import (
 Progress = Callable[[int, int, str], None]
 """Called as progress(done, total, what): images done, images in all, what is being done."""
 
+# Python names it from 3.13 on.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _Mapped = TypeVar("_Mapped")
 _Mapping = Callable[[Path, Part, "Header"], _Mapped]
 _logger = logging.getLogger(__name__)
@@ -250,12 +254,27 @@ def _check(path: Path, file: StoredFile, *, verify: bool) -> None:
 def _map(folder: Path, part: Part, header: Header) -> ImageStore:
     index = _rows(folder, part, header)
     path = folder / f"{part}{PIXELS}"
-    # The mapping is private: changes to the tensor do not reach the file.
-    pixels = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    pixels = mapped_bytes(path)
     files = (header.files[path.name], header.files[f"{part}.index"])
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     origin = Origin(digest, header.facts)
     return ImageStore(pixels, index[:, 0].contiguous(), index[:, 1:], origin)
+
+
+def mapped_bytes(path: Path) -> torch.Tensor:
+    """The bytes of a file, mapped into memory: uint8, flat. Changes to them do not reach the file.
+
+    The kernel is not asked to reserve memory for such changes. `torch.from_file` asks for it, and
+    fails with a file that is larger than memory and swap together.
+    """
+    with path.open("rb") as file:
+        content = mmap.mmap(
+            file.fileno(),
+            0,
+            flags=mmap.MAP_PRIVATE | _NO_RESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+    return torch.frombuffer(content, dtype=torch.uint8)
 
 
 def _rows(folder: Path, part: Part, _: Header) -> torch.Tensor:

@@ -60,6 +60,17 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
     return open_listed(lambda: _list(splits, job, []), identity, job, progress, verify)
 
 
+def takes_in(root: Path, folder: Path) -> bool:
+    """Whether ``load_dataset`` would look for data in a new folder below ``root``."""
+    del folder
+    return not _is_saved(root)
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether ``save_to_disk`` has written a folder."""
+    return folder.is_dir() and any((folder / name).is_file() for name in _SAVED)
+
+
 def _load(job: Job, place: str) -> Mapping[str, Any]:
     """The data set's splits, by name."""
     others = {key: value for key, value in job.data_args.items() if key not in _OURS}
@@ -74,7 +85,7 @@ def _load(job: Job, place: str) -> Mapping[str, Any]:
         )
     library = import_library("datasets")
     folder = Path(place).expanduser()
-    saved = folder.is_dir() and any((folder / name).is_file() for name in _SAVED)
+    saved = _is_saved(folder)
     if saved and others:  # `load_from_disk` does not take them
         raise DataError(
             f"data={job.data}, which save_to_disk wrote, takes "

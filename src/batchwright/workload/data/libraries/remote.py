@@ -12,6 +12,7 @@ import re
 import shutil
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice, takewhile
@@ -27,7 +28,9 @@ from batchwright.workload.data.libraries.web_dataset import (
     CheckedTarInfo,
     expanded,
     refuse_trailing_data,
+    sample_of,
 )
+from batchwright.workload.data.listing import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.data.store import Progress, cache_folder, free_bytes
 from batchwright.workload.data.store_writer import clear_errors
@@ -42,6 +45,9 @@ _STAMPS = (
     *("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
 )
 """Names that stores have for a file's tag or time; the first that is present counts."""
+
+_TEXTS = frozenset({"", ".txt", ".md", ".rst", ".html", ".pdf"})
+"""Endings of files that describe data."""
 
 _BLOCK = 2**20
 _NOT_A_FILE = "neither a file nor a folder with files"
@@ -136,9 +142,23 @@ def fetch(data: str, url: str, progress: Progress | None, verify: bool) -> Path:
 
 
 def _inner(content: Path) -> Path:
-    """The only folder in ``content``, as after unpacking an archive, or ``content`` itself."""
+    """The only folder in ``content``, as after unpacking an archive, or ``content`` itself.
+
+    A licence or the like may lie beside a folder of images.
+    """
     inside = [path for path in content.iterdir() if not path.name.startswith((".", "__"))]
-    return inside[0] if len(inside) == 1 and inside[0].is_dir() else content
+    folders = [path for path in inside if path.is_dir()]
+    if len(folders) != 1:
+        return content
+    (folder,) = folders
+    beside = [path.suffix.lower() for path in inside if path != folder]
+    if beside and (
+        not _TEXTS.issuperset(beside)
+        or folder.name.lower() in (*TRAIN_NAMES, *VAL_NAMES, *TEST_NAMES)
+        or DATA[_kind_of(folder)].takes_args  # whose description may be among the texts
+    ):
+        return content
+    return folder
 
 
 def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
@@ -231,13 +251,21 @@ def _copy(
 
 
 def _holds_folders(path: Path) -> bool:
-    """Whether a tar file is a packed folder of images, and not a WebDataset's."""
+    """Whether a tar file is a packed folder of images, and not a WebDataset's.
+
+    In that, a text is of a sample, and has its name; a text about all images has a name of its own.
+    """
     try:
         with tarfile.open(path) as tar:
-            first = islice((member.name for member in tar if member.isreg()), 9)
-            return not any(name.endswith((".cls", ".json", ".txt")) for name in first)
+            first = list(islice((member.name for member in tar if member.isreg()), 9))
     except (tarfile.TarError, EOFError, OSError):
         return False  # reading it will raise the error
+    members = Counter(sample_of(name)[0] for name in first)
+    return not any(
+        name.endswith(".cls")
+        or (name.endswith((".json", ".txt")) and members[sample_of(name)[0]] > 1)
+        for name in first
+    )
 
 
 def _unpack(data: str, archive: Path, target: Path) -> None:

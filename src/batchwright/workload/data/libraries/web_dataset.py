@@ -225,17 +225,26 @@ def _list(used: Mapping[str, list[Path]], job: Job) -> Listing:
     return Listing(root, classes, parts, split, TarMembers(places), kind="wds")
 
 
+def sample_of(name: str) -> tuple[str, str]:
+    """Of a member's name that of its sample, and the ending in lower case.
+
+    >>> sample_of("a/0001.seg.PNG")
+    ('a/0001', 'seg.png')
+    """
+    folder, _, base = name.rpartition("/")
+    stem, _, ending = base.partition(".")
+    return f"{folder}/{stem}".lstrip("/"), ending.lower()
+
+
 def _samples(path: Path, root: Path, job: Job) -> Iterator[tuple[str, _Place, Any]]:
     """Name, place and label of each sample of a tar file."""
     wanted = job.data_args.get("label")
     images: dict[str, tuple[str, _Place]] = {}
     labels: dict[str, dict[str, _Place]] = {}
     for name, start, size in _members(path):
-        folder, _, base = name.rpartition("/")
-        if base.startswith((".", "__")):
+        if name.rpartition("/")[2].startswith((".", "__")):
             continue
-        stem, _, ending = base.partition(".")
-        key, ending = f"{folder}/{stem}".lstrip("/"), ending.lower()
+        key, ending = sample_of(name)
         if f".{ending.rpartition('.')[2]}" in SUFFIXES:
             if key in images:
                 raise DataError(f"{path}: sample {key} has two images: {images[key][0]} and {name}")
