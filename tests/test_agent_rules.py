@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchwright.records import Job
-from batchwright.records.agent_rules import DEFAULTS, not_allowed, rules_of
+from batchwright.records.agent_rules import DEFAULTS, Needs, Offer, lacking, not_allowed, rules_of
 from batchwright.records.registries.networks import NETWORKS
 
 
@@ -92,3 +92,12 @@ def test_a_name_that_is_given_in_full_is_taken_as_it_is():
 def test_what_is_no_rule_is_refused(text):
     with pytest.raises(ValueError, match="KEY=PATTERN"):
         rules_of([text])
+
+
+def test_more_workers_than_a_machine_can_have_wait_for_another_one():
+    """The agent would measure nothing, and the job would have failed."""
+    needs = Needs(workers=24)
+    assert lacking(Offer(cores=2), needs) == ("24 workers", "16")
+    assert lacking(Offer(cores=3), needs) is None
+    assert lacking(Offer(cores=3, max_workers=4), needs) == ("24 workers", "4")
+    assert lacking(Offer(), needs) is None  # an agent that does not say

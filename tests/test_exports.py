@@ -258,6 +258,14 @@ def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
     assert {one["metadata"]["namespace"] for one in (config, service, job)} == {"team"}
 
 
+def test_torchrun_leaves_the_workers_of_a_pod_the_time_that_the_pod_has() -> None:
+    """By itself it kills them 30 s after a stop, in the middle of a checkpoint maybe."""
+    pod = list(yaml.safe_load_all(exported(make_plan(), "kubernetes", 2)))[-1]["spec"]["template"]
+    (script,) = (one["command"][-1] for one in pod["spec"]["containers"])
+    (seconds,) = re.findall(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+) .*\nexec", script, re.M)
+    assert 60 < int(seconds) < pod["spec"]["terminationGracePeriodSeconds"]
+
+
 def test_runs_in_folders_of_their_own_have_names_of_their_own() -> None:
     """Else a second one would replace the first one's plan on a cluster."""
     folders = (

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright.client.offering import offer
 from batchwright.distributed import processes
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records.profile import JOINED
 from batchwright.records.registries.launchers import STARTED_BY
+from batchwright.storage import control_groups
 from batchwright.workload import allocator, host
 
 CPU = torch.device("cpu")
@@ -25,7 +27,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kerne
 def kernel(monkeypatch, tmp_path):
     """A kernel whose files a test writes: a function from path to text."""
     files: dict[str, str] = {}
-    monkeypatch.setattr(host, "read_text", lambda path: files.get(str(path), ""))
+    for module in (host, control_groups):
+        monkeypatch.setattr(module, "read_text", lambda path: files.get(str(path), ""))
     monkeypatch.setattr(Path, "is_dir", lambda _: True)
     return files
 
@@ -53,6 +56,19 @@ def test_cores_stay_below_the_limit_of_a_version_1_group(kernel, monkeypatch, qu
     kernel["/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us"] = f"{quota}\n"
     kernel["/sys/fs/cgroup/cpu/job/cpu.cfs_period_us"] = "100000\n"
     assert host.usable_cores() == expected
+
+
+@linux
+@pytest.mark.parametrize("name", ["job/memory.max", "memory/job/memory.limit_in_bytes"])
+def test_memory_stays_below_the_limit_of_the_control_group(kernel, name):
+    """Else an agent in a container would be given jobs that its container has no room for."""
+    kernel["/proc/self/cgroup"] = "5:memory:/job\n" if "limit" in name else "0::/job\n"
+    machine = control_groups.usable_memory()
+    assert machine == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    kernel[f"/sys/fs/cgroup/{name}"] = "max\n"
+    assert control_groups.usable_memory() == machine
+    kernel[f"/sys/fs/cgroup/{name}"] = f"{2**24}\n"
+    assert control_groups.usable_memory() == offer().memory == 2**24
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sqlalchemy import update
 
 import batchwright as bw
 from batchwright.cli import client_commands
-from batchwright.client import job_work, lease_heartbeat
+from batchwright.client import job_work, lease_heartbeat, offering
 from batchwright.client.agent import Agent, allowed, folder_id, usual_name
 from batchwright.client.http import Service, ServiceError
 from batchwright.client.job_work import CheckpointProgress, code_words
@@ -27,7 +27,7 @@ from batchwright.distributed import fork_server
 from batchwright.distributed.processes import VERB_PARENT
 from batchwright.errors import BatchwrightError, FileError, Interrupted, WorkerError
 from batchwright.records import Job
-from batchwright.records.agent_rules import GIB
+from batchwright.records.agent_rules import GIB, Offer
 from batchwright.records.documents import change_job, job_yaml, write_record
 from batchwright.records.service import AgentIntroduction, JobOrders, KeptAdvice, RunIntroduction
 from batchwright.service.database.tables import jobs
@@ -158,6 +158,30 @@ def test_a_job_is_probed_planned_trained_and_reported(service, queued, hold, tmp
     assert not here.work()
 
 
+def test_a_plan_is_for_the_workers_that_are_here_however_many_a_job_allows(
+    service, hold, made, tmp_path, monkeypatch
+):
+    job = make_job(goal={"max_workers": 8})
+    profile, own = make_profile(job=job), tmp_path / "made"
+    shutil.copytree(made, own)
+    write_record(profile, own / "profile.json")
+    write_record(bw.plan([profile], goal={"max_workers": 2}), own / "plan.json")
+    monkeypatch.setenv("FAKE_MADE", str(own))
+    asked, usual = [], fork_server.start
+
+    def start(module, words, **how):
+        asked.append(words)
+        return usual(module, words, **how)
+
+    monkeypatch.setattr(fork_server, "start", start)
+    queued = submit(remote(service, "submit"), job, name="bounded", auto=True)
+    Here(service, tmp_path / "agent").work()
+    found = state(service, queued)
+    assert (found.state, found.error) == ("done", None)
+    assert "goal.max_workers=2" in next(words for words in asked if words[0] == "plan")
+    assert service.store.jobs.plan(queued.id).job.goal.max_workers == 2
+
+
 def test_a_damaged_file_of_the_job_ends_no_agent(service, queued, hold, tmp_path):
     folder = tmp_path / "agent" / "jobs" / queued.id
     folder.mkdir(parents=True)
@@ -247,6 +271,60 @@ def test_an_agent_without_room_for_a_job_gives_it_back(
     assert not here.work()
     assert Here(service, tmp_path / "agent").work()  # it was restarted
     assert state(service, queued).state == "done"
+
+
+def test_a_machine_that_can_start_no_process_fails_no_job(
+    service, queued, hold, tmp_path, monkeypatch
+):
+    def start(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    here = Here(service, tmp_path / "agent")
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_server, "start", start)
+        assert here.work()
+    found = state(service, queued)
+    assert (found.state, found.error) == ("queued", None)
+    assert "it is short of processes, files or memory: Resource temp" in found.waiting
+
+
+def test_a_plan_for_gpus_is_left_to_an_agent_that_has_them(
+    service, hold, made, tmp_path, monkeypatch
+):
+    """The agent that planned is busy or silent as the job is handed out: it is not to fail."""
+    profile, own = make_profile(job=make_job(device="cuda")), tmp_path / "made"
+    shutil.copytree(made, own)
+    write_record(profile, own / "profile.json")
+    write_record(bw.plan([profile]), own / "plan.json")
+    monkeypatch.setenv("FAKE_MADE", str(own))
+    job = make_job(device="auto")
+    job = submit(remote(service, "submit"), job, name="a job", auto=False)
+    one = Here(service, tmp_path / "one")
+    assert one.work()
+    service.store.jobs.approve(job.id)
+    service.clock.go(1000.0)
+    assert Here(service, tmp_path / "two", name="two").work()
+    found = state(service, job)
+    assert (found.state, found.error) == ("planned", None)
+    assert "agent two does not carry it out: the plan is for 2 GPUs, and this machine has none" in (
+        found.waiting
+    )
+    one.agent._introduction = one.agent._introduction.model_copy(update={"offer": Offer(gpus=2)})
+    assert one.work()
+    assert (state(service, job).state, state(service, job).agent) == ("done", "one")
+
+
+def test_a_job_for_more_gpus_than_are_here_is_left_to_another_agent(service, hold, tmp_path):
+    job = make_job(device="auto", workers=4)
+    queued = submit(remote(service, "submit"), job, name="a job", auto=True)
+    here = Here(service, tmp_path / "agent")
+    with_gpus = {"offer": Offer(gpus=2)}
+    here.agent._introduction = here.agent._introduction.model_copy(update=with_gpus)
+    assert here.work()
+    found = state(service, queued)
+    assert (found.state, found.error) == ("queued", None)
+    words = "agent one does not carry it out: workers=4, and this machine has 2 GPUs"
+    assert found.waiting == words
 
 
 def full(_text, path):
@@ -765,6 +843,13 @@ def test_a_job_that_leaves_its_workers_open_sees_as_many_gpus_as_it_may_use():
     assert Limits(workers=2).environment({seen: "3,5,7"}) == {seen: "3,5"}
     assert Limits(workers=2).environment({seen: "3"}) == {seen: "3"}
     assert Limits(workers=2).environment({seen: ""}) == {}  # none: it stays so
+
+
+def test_a_machine_offers_as_many_gpus_as_a_job_will_see(monkeypatch):
+    monkeypatch.setattr(offering, "_gpus", lambda: [("H100", 80 * GIB), ("T4", 16 * GIB)])
+    assert offer().gpus == 2
+    found = offer((), Limits(workers=1))
+    assert (found.gpus, found.gpu_memory) == (1, 80 * GIB)
 
 
 def test_a_machine_tells_what_it_offers():

@@ -17,6 +17,7 @@ import anyio.to_thread
 import fsspec
 import httpx
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from artifacts import (
     bring,
@@ -529,6 +530,20 @@ def test_one_that_comes_after_its_row_was_removed_leaves_no_object(keeping):
     assert len(objects_in(keeping)) == 1
 
 
+def test_an_upload_that_is_kept_though_the_answer_of_the_database_was_lost_stays(kept, monkeypatch):
+    lease, usual = leased(kept), kept.store.artifacts.finish
+    assert bring(kept, lease, "last.pt", b"first").status_code == 200
+
+    def finish(upload):
+        usual(upload)
+        raise OperationalError("COMMIT", {}, Exception("server closed the connection"))
+
+    monkeypatch.setattr(kept.store.artifacts, "finish", finish)
+    assert bring(kept, lease, "last.pt", b"second").status_code == 503
+    assert fetched(kept, lease, "last.pt").content == b"second"
+    assert len(objects_in(kept)) == 1
+
+
 # ------------------------------------------------------------------------------------------ places
 
 
@@ -543,6 +558,17 @@ def test_a_place_that_cannot_be_used_is_refused_in_a_line(tmp_path):
     ArtifactPlace(str(place))
     assert list(place.iterdir()) == []
     assert place.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_was_there_keeps_its_permissions_and_files_in_it_are_private(tmp_path):
+    """As `/tmp`, or what a group of people shares."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    with ArtifactPlace(str(shared)).writing(OTHER_KEY) as file:
+        file.write(b"weights")
+    assert shared.stat().st_mode & 0o777 == 0o755
+    assert (shared / OTHER_KEY).stat().st_mode & 0o777 == 0o600
 
 
 def a_lease(remote: Remote) -> Lease:

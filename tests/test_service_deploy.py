@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import inspect
 import re
 import shlex
 import signal
@@ -15,10 +16,14 @@ import yaml
 from batchwright.cli.commands import app
 from batchwright.client.agent import allowed
 from batchwright.client.job_work import LAST_SECONDS
+from batchwright.service.background_queue import BackgroundQueue
 from batchwright.service.operating.serving import GRACE_SECONDS
+from batchwright.service.webhook import ANSWER_SECONDS
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
+CLOSE = inspect.signature(BackgroundQueue.close).parameters["seconds"].default
+TO_END = GRACE_SECONDS + ANSWER_SECONDS + 2 * CLOSE  # requests, webhook, remover and adviser
 WITHOUT = {"torch", "scikit-learn", "threadpoolctl", "pillow", "matplotlib"}
 
 
@@ -39,7 +44,7 @@ def test_the_compose_file_starts_the_service_when_the_database_is_there():
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     assert services["service"]["depends_on"] == {"database": {"condition": "service_healthy"}}
     assert services["service"]["ports"] == ["127.0.0.1:8400:8400"]
-    assert int(services["service"]["stop_grace_period"].removesuffix("s")) > GRACE_SECONDS
+    assert int(services["service"]["stop_grace_period"].removesuffix("s")) > TO_END
     url = services["service"]["environment"]["BATCHWRIGHT_DATABASE"]
     given = services["database"]["environment"]
     assert url == (
@@ -58,7 +63,7 @@ def unit_in(name):
 def test_the_unit_waits_for_requests_in_progress():
     unit = unit_in("batchwright.service")
     assert unit["Service"]["ExecStart"].endswith("/batchwright serve")
-    assert int(unit["Service"]["TimeoutStopSec"]) > GRACE_SECONDS
+    assert int(unit["Service"]["TimeoutStopSec"]) > TO_END
     assert unit["Service"]["User"] != "root"
 
 

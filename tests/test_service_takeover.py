@@ -562,6 +562,29 @@ def test_a_checkpoint_that_has_gone_is_told_of_and_training_begins_anew(
     assert state(kept, waiting).state == "done"
 
 
+def test_a_download_is_broken_off_once_the_agent_is_to_stop(
+    kept, waiting, hold, tmp_path, clock, monkeypatch
+):
+    _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    two = Here(kept, tmp_path / "two", name="two")
+    lease = taken_over(kept, clock, two)
+    thread.join(SECONDS)
+    hold.unlink()
+    pieces = []
+
+    def get_file(self, path, headers=None):
+        for number in range(100):
+            pieces.append(number)
+            yield b""
+            two.agent._stopping.set()
+
+    monkeypatch.setattr(Service, "get_file", get_file)
+    two.agent._carry_out(lease)
+    assert two.told[-1] == "a job: given back"
+    assert len(pieces) == 2
+    assert not list((tmp_path / "two" / "jobs" / waiting.id).glob("fetched"))
+
+
 def test_what_comes_damaged_is_not_taken(kept, tmp_path):
     kept.store.jobs.submit("a job", make_job(), auto=True, owner="submit")
     lease = lease_of(kept, "one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -333,6 +334,47 @@ def test_a_job_that_is_there_is_said_to_go_on_without_keys_that_come_later(
         bw.run(run_folder=submitted, resume=True, overrides=["epochs=9", "slurm.partition=other"])
     said = capfd.readouterr().err
     assert "job 7 goes on as it was submitted, without slurm.partition=other: to change" in said
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [("", "slurm job 8 was cancelled again"), ("exit 1", "job 8 is still there: `scancel 8` ends")],
+)
+def test_a_job_whose_number_the_disk_does_not_take_is_not_left_behind(
+    programs, submitted, monkeypatch, then, said
+):
+    """The next command would submit another job, for the same folder."""
+    (submitted / "logs" / "slurm" / "job").unlink()
+    programs("scancel", f"echo $1 >{submitted}/cancelled; {then}")
+    usual = slurm_engine.write_text
+
+    def write_text(text, path):
+        if path.name == "job":
+            raise FileError(f"cannot write {path}: No space left on device")
+        usual(text, path)
+
+    monkeypatch.setattr(slurm_engine, "write_text", write_text)
+    with pytest.raises(FileError, match=f"No space left on device; .*{re.escape(said)}"):
+        bw.run(run_folder=submitted, resume=True)
+    assert (submitted / "cancelled").read_text("utf-8") == "8\n"
+
+
+def test_a_machine_that_is_short_of_processes_for_a_moment_ends_no_wait(
+    programs, submitted, monkeypatch, capfd
+):
+    programs("scontrol", answers(facts("RUNNING"), facts("CANCELLED")))
+    asked, usual = [], subprocess.run
+
+    def run(words, **how):
+        asked.append(words)
+        if len(asked) == 2:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return usual(words, **how)
+
+    monkeypatch.setattr(slurm_engine.subprocess, "run", run)
+    with pytest.raises(Interrupted, match="slurm job 7 was cancelled"):
+        bw.run(run_folder=submitted, resume=True)
+    assert "slurm job 7: Slurm does not answer, it is asked again" in capfd.readouterr().err
 
 
 def test_a_job_that_is_just_being_submitted_as_ctrl_c_comes_is_not_lost(

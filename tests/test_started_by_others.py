@@ -242,6 +242,10 @@ def test_the_same_words_twice_in_a_step_of_srun_are_two_runs(tmp_path, monkeypat
         ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999: a port is from 1 to 65535"),
         ({"MASTER_PORT": "0"}, "MASTER_PORT=0: a port"),
         ({"MASTER_ADDR": " "}, "MASTER_ADDR is empty"),
+        (  # as SLURM_JOB_NODELIST of unlike names
+            {"MASTER_ADDR": ",".join(f"node{letter}" for letter in "abcdefghijklmnop")},
+            "MASTER_ADDR=nodea,nodeb,.*: no host has such a name",
+        ),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(wrong, line):

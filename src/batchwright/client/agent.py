@@ -182,6 +182,7 @@ class Agent:
                 self._service,
                 self._token,
                 heartbeat,
+                offer=self._introduction.offer,
                 limits=self._limits,
                 follow_advice=self._follow_advice,
                 tell=self._tell,

@@ -116,8 +116,15 @@ class JobFiles:
         make_folder(path.parent)
         self.fetch(info, path)
 
-    def fetch(self, info: ArtifactInfo, path: Path) -> None:
+    def fetch(
+        self, info: ArtifactInfo, path: Path, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Fetch an artifact, whole or not at all.
+
+        Args:
+            info: The artifact.
+            path: The file.
+            check: Called for each piece; what it raises breaks the download off.
 
         Raises:
             FileError: The file cannot be written here.
@@ -127,6 +134,7 @@ class JobFiles:
         try:
             with aside.open("wb") as file:
                 for piece in self._service.get_file(f"{self._place}/{info.name}", self._headers):
+                    check()
                     digest.update(piece)
                     size += len(piece)
                     if size > info.size:
@@ -264,11 +272,15 @@ class RunFiles:
         return listed
 
     def _fetched(self, info: ArtifactInfo, path: Path) -> bool:
-        """Fetch an artifact, however long the service is away; false where it refuses."""
+        """Fetch an artifact, however long the service is away; false where it refuses.
+
+        Raises:
+            LeaseEnded: The work is to end, maybe in the middle of a download.
+        """
         backoff = Backoff(0.2, 10.0)
         while True:
             try:
-                self._files.fetch(info, path)
+                self._files.fetch(info, path, self._heartbeat.check)
                 return True
             except ServiceError as error:
                 if not error.passing:

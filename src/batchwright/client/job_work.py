@@ -43,7 +43,14 @@ from batchwright.errors import (
     printable,
 )
 from batchwright.records import Job, Plan, Profile, RunSummary
-from batchwright.records.agent_rules import difference, misfit, not_allowed
+from batchwright.records.agent_rules import (
+    NO_OFFER,
+    Offer,
+    bounding_keys,
+    difference,
+    misfit,
+    not_allowed,
+)
 from batchwright.records.documents import (
     change_job,
     job_yaml,
@@ -52,6 +59,7 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.service import Lease
+from batchwright.records.text.formatting import counted
 from batchwright.storage.files import make_folder
 from batchwright.storage.locks import take
 
@@ -62,6 +70,7 @@ STOP_SECONDS = 8.0  # for a checkpoint after a job was cancelled; then the verb 
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
 LEAST_FREE = 2**20  # bytes; a disk with less is full
 _MAX_ERROR = 2000  # characters of an error
+_SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # as no process can be started
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
@@ -83,7 +92,8 @@ class JobWork:
         service: The service, to which runs report too.
         token: Token that the verbs report with.
         heartbeat: Heartbeat of the lease, which sends all reports on the job.
-        limits: What the job may take of this machine.
+        offer: What this machine offers.
+        limits: What the job may take of it.
         follow_advice: Whether runs take new plans from the service.
         tell: Called with each line for the person who watches.
     """
@@ -97,12 +107,13 @@ class JobWork:
         token: str,
         heartbeat: LeaseHeartbeat,
         *,
+        offer: Offer = NO_OFFER,
         limits: Limits = NO_LIMITS,
         follow_advice: bool = False,
         tell: Callable[[str], None],
     ) -> None:
         self._folder, self._lease, self._allow = folder, lease, allow
-        self._limits, self._began = limits, time.monotonic()
+        self._offer, self._limits, self._began = offer, limits, time.monotonic()
         self._service, self._token, self._heartbeat = service, token, heartbeat
         self._follow_advice, self._tell = follow_advice, tell
         self._run = folder / "run"
@@ -137,11 +148,7 @@ class JobWork:
             if self._heartbeat.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
             problem = printable(" ".join(str(error).split()))
-            if isinstance(error, Unable):
-                reason = problem
-            else:  # a job that is refused needs no disk
-                reason = "" if isinstance(error, JobError) else self._full(problem)
-            if reason:
+            if reason := self._why_unable(error, problem):
                 reason = both_ends(reason, _MAX_ERROR)
                 self._heartbeat.say("queued", reason=reason)
                 end = f"given back: {reason}"
@@ -151,6 +158,16 @@ class JobWork:
                 end = f"failed: {problem}"
             self._files.settle()  # the service may have been away until it took the report
             return end
+
+    def _why_unable(self, error: Exception, problem: str) -> str:
+        """Why this agent cannot carry the job out, in a line; empty where the job has failed."""
+        if isinstance(error, Unable):
+            return problem
+        if isinstance(error, JobError):  # a job that is refused needs no disk
+            return ""
+        if isinstance(error, OSError) and error.errno in _SHORT:
+            return f"it is short of processes, files or memory: {error.strerror}"
+        return self._full(problem)
 
     def _full(self, problem: str) -> str:
         """Why this agent cannot carry the job out, if a full disk is the cause of a problem; else
@@ -175,7 +192,7 @@ class JobWork:
             plan = self._make_plan(job)
             if not self._lease.job.auto:
                 return "planned"  # somebody has to approve the plan, then the job is leased again
-        problem = self._limits.refusal(plan)
+        problem = self._limits.refusal(plan) or self._short_of_gpus(plan)
         if problem:
             raise Unable(problem)
         self._heartbeat.say("training")
@@ -185,6 +202,18 @@ class JobWork:
         self._heartbeat.say("done")
         return "done"
 
+    def _short_of_gpus(self, plan: Plan) -> str:
+        """How this machine lacks the GPUs of a plan that another agent's measurements led to, in a
+        line; else empty. The other one may have been busy or silent when the job was handed out.
+        """
+        own = self._lease.profile is None or (self._run / "plan.json").exists()
+        gpus = self._offer.gpus
+        if own or plan.job.device != "cuda" or plan.job.launcher.simulated or gpus >= plan.workers:
+            return ""
+        return (
+            f"the plan is for {counted(plan.workers, 'GPU')}, and this machine has {gpus or 'none'}"
+        )
+
     def _checked_job(self) -> Job:
         """The job, if this agent may carry it out.
 
@@ -193,7 +222,8 @@ class JobWork:
 
         Raises:
             JobError: The rules do not allow the job, or the profile is not of this job.
-            Unable: The job cannot be read here: a package that it names is not installed.
+            Unable: The job cannot be read here, a package that it names is not installed, or the
+                machine has too few GPUs.
         """
         try:
             job = change_job(Job(), self._lease.job.job)
@@ -204,6 +234,11 @@ class JobWork:
             with suppress(ImportError, ValueError):  # the verb says what is wrong with it
                 if find_spec(text.partition(":")[0].partition(".")[0]) is None:
                     raise Unable(f"{key}={text}: its package is not installed here")
+        workers = 0 if job.workers == "auto" or job.launcher.simulated else job.workers
+        # With `device=cuda` the service has compared the two.
+        gpus = self._offer.gpus if job.device == "auto" else 0
+        if 0 < gpus < workers:
+            raise Unable(f"workers={workers}, and this machine has {counted(gpus, 'GPU')}")
         documents = (self._lease.profile, self._lease.plan)
         for asked in (job, *(document.job for document in documents if document is not None)):
             problem = not_allowed(self._allow, asked)
@@ -243,8 +278,8 @@ class JobWork:
             raise JobError("the plan came without the profile that it was made from")
         make_folder(made)
         write_record(profile, made / "profile.json")
-        self._verb("plan", str(made / "profile.json"), "--out", str(made / "plan.json"))
-        problem = difference(read_record(made / "plan.json", Plan), plan, without=("reasons",))
+        own = self._plan(made / "profile.json", made / "plan.json")
+        problem = difference(own, plan, without=("reasons",))
         if problem:
             raise JobError(f"the plan is not the one that its profile leads to: {problem}")
 
@@ -259,8 +294,7 @@ class JobWork:
             words = [str(self._folder / "job.yaml"), *code_words(job)]
             self._verb("probe", *words, "--out", str(profile_file))
             self._heartbeat.say(profile=read_record(profile_file, Profile))
-        self._verb("plan", str(profile_file), "--out", str(plan_file))
-        plan = read_record(plan_file, Plan)
+        plan = self._plan(profile_file, plan_file)
         if plan.server is not None and not plan.job.launcher.simulated:
             # As `run` does: measure the two batch sizes side by side, and plan with that again.
             better = self._folder / "better.json"
@@ -271,12 +305,18 @@ class JobWork:
                 self._tell(f"the two batch sizes were not measured side by side: {error}")
             else:
                 better.replace(profile_file)
-                self._verb("plan", str(profile_file), "--out", str(plan_file))
-                plan = read_record(plan_file, Plan)
+                plan = self._plan(profile_file, plan_file)
         if not self._lease.job.auto:
             self._files.settle()  # the plan ends the lease, which a later heartbeat finds lost
         self._heartbeat.say("planned", profile=read_record(profile_file, Profile), plan=plan)
         return plan
+
+    def _plan(self, profile: Path, out: Path) -> Plan:
+        """Plan for this machine from a profile's file; the service makes the same plan of it."""
+        keys = bounding_keys(read_record(profile, Profile)).items()
+        words = [f"{key}={value}" for key, value in keys]
+        self._verb("plan", str(profile), *words, "--out", str(out))
+        return read_record(out, Plan)
 
     # ---------------------------------------------------------------------------------------- train
 

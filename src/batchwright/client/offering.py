@@ -17,6 +17,7 @@ from batchwright.distributed.processes import has_gpu_driver
 from batchwright.errors import BatchwrightError
 from batchwright.records import Plan
 from batchwright.records.agent_rules import GIB, Offer, label_problem
+from batchwright.storage.control_groups import usable_cores, usable_memory
 
 _LIST_GPUS = """
 import json, torch
@@ -108,15 +109,15 @@ def offer(labels: Sequence[str] = (), limits: Limits = NO_LIMITS) -> Offer:
     """
     from pydantic import ValidationError
 
-    gpus = _gpus()
+    gpus = _gpus()[: limits.workers]  # as many as `Limits.environment` shows a job
     try:
         return Offer(
             labels=tuple(labels),
             gpus=len(gpus),
             gpu=gpus[0][0][:120] if gpus else "",
             gpu_memory=min((memory for _, memory in gpus), default=0),
-            cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 0,
-            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            cores=usable_cores(),
+            memory=usable_memory(),
             max_workers=limits.workers,
         )
     except ValidationError as error:

@@ -48,15 +48,13 @@ def planning_job(*profiles: Profile) -> Job:
 
 
 def within_measured(job: Job, profile: Profile) -> Job:
-    """The job with a `goal.max_workers` of at most the workers that were measured together.
-
-    So it is a bound alone, and no wish to plan for more workers than there are. A job for a virtual
-    cluster, whose workers are no processes, stays as it is.
+    """The job with a `goal.max_workers` of at most the workers that were measured together; see
+    `Profile.bound_for`.
     """
-    most, measured = job.goal.max_workers, max((one.workers for one in profile.steps), default=0)
-    if most is None or not 0 < measured < most or job.launcher.simulated:
+    most = profile.bound_for(job)
+    if most == job.goal.max_workers:
         return job
-    return job.model_copy(update={"goal": job.goal.model_copy(update={"max_workers": measured})})
+    return job.model_copy(update={"goal": job.goal.model_copy(update={"max_workers": most})})
 
 
 def as_measured(job: Job, profile: Profile) -> Job:

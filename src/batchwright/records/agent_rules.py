@@ -20,6 +20,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from batchwright.records.base import Count, Index, Record
 from batchwright.records.job import PASS_KEYS, Job
+from batchwright.records.profile import Profile
 from batchwright.records.registries.data_sources import DATA
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.text.formatting import counted
@@ -140,6 +141,8 @@ def label_problem(error: ValidationError) -> str:
 
 
 GIB = 2**30
+# Most worker processes: eight for each core, but sixteen on a machine of any size.
+_WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16
 
 
 class Offer(Record):
@@ -154,6 +157,9 @@ class Offer(Record):
     cores: Index = Field(0, description="CPU cores that training may use; 0: unknown.")
     memory: Index = Field(0, description="Main memory, in bytes; 0: unknown.")
     max_workers: Count | None = Field(None, description="Most workers of a job; null: any number.")
+
+
+NO_OFFER = Offer()
 
 
 class Needs(Record):
@@ -192,9 +198,16 @@ def lacking(offer: Offer, needs: Needs) -> tuple[str, str] | None:
     if memory < needs.memory:
         of_what = "of memory on each GPU" if needs.gpus else "of memory"
         return f"{needs.memory / GIB:.3g} GiB {of_what}", f"{memory / GIB:.3g} GiB"
-    if offer.max_workers is not None and needs.workers > offer.max_workers:
-        return f"{needs.workers} workers", str(offer.max_workers)
+    limits = [room_for(offer.cores)] if offer.cores else []
+    limits += [] if offer.max_workers is None else [offer.max_workers]
+    if needs.workers > (most := min(limits, default=needs.workers)):
+        return f"{needs.workers} workers", str(most)
     return None
+
+
+def room_for(cores: int) -> int:
+    """Most worker processes that a machine with so many cores can sensibly run."""
+    return max(_MINIMUM_ROOM, _WORKERS_PER_CORE * cores)
 
 
 # ------------------------------------------------------ whether a profile or plan belongs to a job
@@ -231,6 +244,14 @@ def misfit(job: Job, made: Job) -> str:
         if asked != found and not filled:
             return f"{key}={shorten(found)}, where the job has {key}={shorten(asked)}"
     return ""
+
+
+def bounding_keys(profile: Profile) -> dict[str, int | None]:
+    """Job keys to change for the plan of an agent, as for that of `run`: both train where was
+    measured. Empty where the profile's own job is planned as it is.
+    """
+    most = profile.bound_for(profile.job)
+    return {} if most == profile.job.goal.max_workers else {"goal.max_workers": most}
 
 
 def difference(made: Record, given: Record, *, without: Iterable[str] = ()) -> str:

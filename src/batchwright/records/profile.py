@@ -585,6 +585,15 @@ class Profile(Document):
         """Whether the network's outputs are known to have no held-out accuracy."""
         return self.first_answers is not None and not self.first_answers.images
 
+    def bound_for(self, job: Job) -> int | None:
+        """`goal.max_workers` of a job that trains with what was measured: no more than the workers
+        that were measured together. So it is a bound alone, and no wish to plan for more workers
+        than there are. That of a virtual cluster, whose workers are no processes, stays as it is.
+        """
+        most, measured = job.goal.max_workers, max((one.workers for one in self.steps), default=0)
+        bounded = most is not None and 0 < measured < most and not job.launcher.simulated
+        return measured if bounded else most
+
     def update_time(self, optimizer: str, workers: int) -> UpdateTime | None:
         """An optimizer's update on the nearest number of workers; `None` if it was not timed."""
         return min(

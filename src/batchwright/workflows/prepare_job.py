@@ -32,6 +32,7 @@ from batchwright.planning.validation import (
     within_measured,
 )
 from batchwright.records import DataFacts, Job, Plan, Profile
+from batchwright.records.agent_rules import room_for
 from batchwright.records.base import Keys
 from batchwright.records.documents import change_job, load_job, plain, read_record, text_of
 from batchwright.records.job import as_written, check_job, groups_known, other_keys_come
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
     from batchwright.workload.data.sources import ImageData
 
-# Most worker processes: eight for each core, but sixteen on a machine of any size.
-_WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16
 # Largest factor on the images' side without a warning. Pretrained networks take small images at 7.
 _MOST_ENLARGED = 16
 
@@ -329,7 +328,7 @@ def _refuse_crowd(job: Job) -> None:
     if job.workers == "auto" or not job.launcher.processes or (job.launcher.joins and joined()):
         return
     cores = usable_cores()
-    room = max(_MINIMUM_ROOM, _WORKERS_PER_CORE * cores)
+    room = room_for(cores)
     if job.workers > room:
         raise JobError(
             f"workers={job.workers} on this machine, which has {counted(cores, 'core')}: say "

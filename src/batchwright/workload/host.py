@@ -10,16 +10,15 @@ import gc
 import os
 import re
 import socket
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records import Precision
 from batchwright.records.registries.launchers import LAUNCHERS, STARTED_BY
+from batchwright.storage.control_groups import control_groups, read_text
+from batchwright.storage.control_groups import usable_cores as usable_cores
 from batchwright.workload import allocator
 
 THREADS = "BATCHWRIGHT_THREADS"
@@ -33,21 +32,6 @@ CPU_WORKERS = 2
 """Worker processes on a machine without GPU, unless the job says otherwise."""
 
 _GIB = 2**30
-
-
-def usable_cores() -> int:
-    """CPU cores that this process may use, by its affinity and its control group's limit."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    for folder in control_groups("cpu"):
-        words = read_text(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
-        words = words or [
-            read_text(folder / "cpu.cfs_quota_us").strip(),
-            read_text(folder / "cpu.cfs_period_us").strip(),
-        ]
-        quota, period = (int(word) if word.isdigit() else -1 for word in words)  # microseconds
-        if quota > 0:
-            cores = min(cores, quota // max(1, period))
-    return max(1, cores)
 
 
 def given_threads() -> int | None:
@@ -352,24 +336,6 @@ def collective_interface() -> str:
     )
 
 
-# --------------------------------------------------------------------------------- control groups
-
-
-def control_groups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
-    """Folders of this process's control group and of those above it, versions 1 and 2."""
-    for line in read_text("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = Path("/sys/fs/cgroup") / (controller if controllers else "")
-        inner = Path(path.lstrip("/"))
-        for folder in (inner, *inner.parents):
-            # Inside a container the path may be that of the host: folders that are missing are left
-            # out.
-            if (root / folder).is_dir():
-                yield root / folder
-
-
 def _memory_left(folder: Path) -> float:
     """Bytes left below a control group's limit; file pages that the kernel can drop count as left.
 
@@ -390,11 +356,3 @@ def _available_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def read_text(path: str | Path) -> str:
-    """Text of a file of the kernel; empty if it cannot be read."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

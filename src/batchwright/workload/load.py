@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.records import MachineLoad
-from batchwright.workload.host import control_groups, read_text, usable_cores
+from batchwright.storage.control_groups import control_groups, read_text, usable_cores
 
 MIN_SECONDS = 1.0
 """Least seconds between two readings: the kernel counts processes in hundredths of a second."""

@@ -313,6 +313,13 @@ def _check(started: Started) -> None:
         raise BatchwrightError(f"MASTER_PORT={started.port}: a port is from 1 to {_LAST_PORT}")
     if not started.address.strip():
         raise BatchwrightError("MASTER_ADDR is empty: give it the name of the first process's host")
+    try:
+        started.address.encode("idna")
+    except UnicodeError:  # from which no connection would make an error of its own
+        raise BatchwrightError(
+            f"MASTER_ADDR={started.address[:60]}: no host has such a name; give it the name of the "
+            "first process's host alone"
+        ) from None
     if not (started.rank < started.size and started.local_rank < started.local_size):
         raise BatchwrightError(
             f"{started.by} says that this is process {started.rank} of {started.size}, and "

@@ -16,7 +16,7 @@ from typing import Any
 
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.service.problems import NoRoom, NotFound, ServiceProblem, Unavailable
-from batchwright.storage.files import make_folder
+from batchwright.storage.files import is_folder, make_folder
 
 PIECE = 2**18
 """Bytes that are read or written at a time."""
@@ -54,10 +54,10 @@ class ArtifactPlace:
         except (ValueError, TypeError) as error:
             raise BatchwrightError(f"--artifacts {shown}: {one_line(error)}") from None
         self._is_local = isinstance(self._files, LocalFileSystem)
-        if self._is_local:
+        if self._is_local and not is_folder(self._root):
             make_folder(Path(self._root))
-            with suppress(OSError):  # another user's folder may still be usable
-                Path(self._root).chmod(0o700)
+            with suppress(OSError):  # some disks know no permissions
+                Path(self._root).chmod(0o700)  # not one that was there, such as a whole disk's
         try:
             # Tried out now, as an error later would lose the first checkpoint.
             name = str(uuid.uuid4())
@@ -83,6 +83,9 @@ class ArtifactPlace:
         try:
             with _errors_in_a_line("written"):
                 file = self._files.open(self._at(name), "wb", block_size=BLOCK)
+                if self._is_local:
+                    with suppress(OSError):
+                        os.fchmod(file.fileno(), 0o600)
                 yield file
                 file.flush()
                 if self._is_local:  # a remote place has no file descriptor to sync

@@ -215,9 +215,12 @@ class Artifacts(Part):
             return _info(row)
 
     def give_up(self, upload: Upload) -> None:
-        """Remove what there is of an upload that failed."""
+        """Remove what there is of an upload that failed; one that was kept stays: only the answer
+        of the database to `finish` was lost.
+        """
         this = artifacts.c.id == upload.id
-        if not self._write(update(artifacts).where(this).values(state=GONE)):
+        gone = update(artifacts).where(this, _IS_COMING).values(state=GONE)
+        if not self._write(gone) and not self._read(select(artifacts.c.id).where(this)):
             # A newer upload has ended meanwhile and this one's row was removed, maybe before there
             # was an object: some places have it only once it is whole.
             with suppress(ServiceProblem):  # the first error counts

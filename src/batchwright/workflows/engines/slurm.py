@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from batchwright.distributed.supervisor import noting_signals
@@ -28,6 +30,7 @@ LOOK_SECONDS, LONGEST_SECONDS = 1.0, 15.0
 _LOG_SECONDS = 0.2  # between two looks at the log
 _ANSWER_SECONDS = 60.0  # longer than Slurm's own timeouts
 _SILENT_SECONDS = 60.0  # for an answer about a job, before giving up
+_SHORT = (errno.EAGAIN, errno.ENOMEM)  # of processes or memory
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 _GONE = "GONE"  # Slurm forgets a job some minutes after its end
 _ENDED = {
@@ -104,7 +107,7 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         write_text(text, folder / "slurm.sh")
         with noting_signals() as stops:  # else a job might be there whose number nobody knows
             number = _sbatch(folder / "slurm.sh")
-            write_text(f"{number}\n", kept)
+            _keep(number, kept)
     to_stderr(f"slurm job {number}{' is still there' * found}, log in {logs / f'{number}.log'}")
     if found and (left_out := _missing_keys(folder / "slurm.sh", job, command)):
         to_stderr(
@@ -161,6 +164,23 @@ def _number_there(kept: Path, again: str) -> str:
             )
         time.sleep(LOOK_SECONDS)
     return "" if facts["JobState"] in _ENDED else number
+
+
+def _keep(number: str, kept: Path) -> None:
+    """Write down the number of a new job, by which `--resume` finds it.
+
+    Raises:
+        FileError: The disk takes nothing. The job, which nobody would find again, is cancelled: the
+            next command would submit another one for the same folder.
+    """
+    try:
+        write_text(f"{number}\n", kept)
+    except FileError as error:
+        gone = False
+        with suppress(FileError):  # there is no scancel
+            gone = _run("scancel", number).returncode == 0
+        left = "was cancelled again" if gone else f"is still there: `scancel {number}` ends it"
+        raise FileError(f"{error}; slurm job {number} {left}") from None
 
 
 def _sbatch(path: Path) -> str:
@@ -306,3 +326,9 @@ def _run(
         raise FileError(f"there is no {words[0]} on this machine's PATH, beside sbatch") from None
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 1, "", f"{words[0]} did not answer")
+    except OSError as error:
+        if error.errno not in _SHORT:
+            raise
+        # A login node with many users may be short of processes for a moment: the job goes on.
+        said = f"{words[0]} cannot be started: {error.strerror}"
+        return subprocess.CompletedProcess(words, 1, "", said)

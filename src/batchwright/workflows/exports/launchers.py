@@ -29,6 +29,9 @@ TIME_MARGIN = 1.5
 """Time limit over the predicted time, to allow for start, checkpoints and a slower machine."""
 MIN_MINUTES = 10
 """Shortest time limit."""
+POD_SECONDS, STOP_SECONDS = 120, 100
+"""Seconds until a pod that is to stop is killed, and until torchrun then kills its workers, by
+default after 30: enough for a step and a checkpoint."""
 LARGEST_CONFIG_MAP = 900_000
 """Largest plan in a ConfigMap, in bytes; Kubernetes allows 1 MiB for the whole object."""
 
@@ -117,7 +120,7 @@ def kubernetes(plan: Plan, target: Target) -> str:
     pod = {
         "restartPolicy": "OnFailure",
         # Long enough to write a checkpoint before the node goes away.
-        "terminationGracePeriodSeconds": 120,
+        "terminationGracePeriodSeconds": POD_SECONDS,
         "containers": [container],
         "volumes": [
             {"name": "runs", "persistentVolumeClaim": {"claimName": settings["claim"]}},
@@ -273,6 +276,7 @@ def _train_lines(plan: Plan, target: Target, rendezvous: str) -> list[str]:
     return [
         *_resume(target),
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a host that comes back is lost",
+        f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={STOP_SECONDS}  # for a checkpoint after a stop",
         f"exec torchrun --nnodes {target.hosts} "
         f"--nproc-per-node {plan.workers // target.hosts} --max-restarts {plan.job.restarts} \\",
         f"  --rdzv-backend c10d --rdzv-endpoint {rendezvous} \\",
