@@ -115,12 +115,15 @@ def test_a_card_says_of_which_epoch_an_accuracy_is_and_rounds_its_numbers():
     )
     plan = make_plan()
     stages = (plan.stages[0].model_copy(update={"predicted_epoch_seconds": seconds}),)
-    plan = plan.model_copy(update={"stages": stages, "epoch_accuracy": shares})
+    loss = Estimate(value=0.5, low=0.4, high=0.6)
+    told = {"stages": stages, "epoch_accuracy": shares, "end_loss": loss}
+    plan = plan.model_copy(update=told)
     summary = make_summary(plan=plan)
     config = {"side": 32, "network_args": {}, "mean": []}
     card = model_card(summary, summary.epochs[0], config, onnx=False)
     assert "\nAfter epoch 1: " in card
     assert "| held-out accuracy, epoch 3 | 64.6 %" in card
+    assert "| held-out loss, epoch 30 | 0.500" in card
     assert "| predicted epoch seconds | 0.554 |" in card
     assert "| predicted accuracy, epoch 3 | 64.6 % |" in card
     assert not re.search(r"\d\.\d{5}", card)

@@ -185,6 +185,14 @@ def test_nothing_is_said_of_a_loss_where_nothing_of_the_accuracy_was_measured():
     assert "held-out loss" not in [one.choice for one in bare.reasons]
 
 
+def test_nothing_is_said_of_a_loss_that_no_training_would_tell():
+    """Trials and runs do not train with rates by gradient noise."""
+    job = make_job(optimizer="sgd", global_batch=512, scaling="gain")
+    plan = make_plan(profile_of(), job, runs=[run_of("sgd", 512, 0.8)])
+    assert plan.chosen.accuracy is not None
+    assert "held-out loss" not in [one.choice for one in plan.reasons]
+
+
 def ending(accuracy: float, loss: float) -> RunSummary:
     run = run_of("sgd", 512, accuracy)
     last = run.epochs[-1].model_copy(update={"val_loss": loss})
@@ -225,8 +233,9 @@ def test_a_run_that_takes_another_plan_on_the_way_has_no_predicted_loss():
     assert lengthened(run.model_copy(update={"plan": told})).end_loss is None
 
 
-def test_a_loss_with_other_last_digits_makes_no_second_trial_of_the_learning_curve():
-    profile = kept()
+def test_a_loss_with_other_last_digits_makes_no_second_trial():
+    profile, usual = kept(), make_plan(kept())
     again = (one.model_copy(update={"loss": one.loss * (1 + 1e-6)}) for one in profile.trials)
     plan = make_plan(profile.model_copy(update={"trials": (*profile.trials, *again)}))
-    assert plan.considered == make_plan(profile).considered
+    assert plan.considered == usual.considered
+    assert reason(plan, "held-out loss") == reason(usual, "held-out loss")

@@ -27,6 +27,7 @@ from batchwright.workflows.delivery.predict import (
     HEAD,
     _Batch,
     _computed,
+    _held_out_otherwise,
     _may_be_trained_on,
     _rows,
     _writer,
@@ -113,6 +114,21 @@ def test_images_of_a_home_folder_are_known_as_those_of_the_training(tmp_path, mo
     assert _may_be_trained_on(str(tmp_path / "photos" / "train"), "imagefolder:~/photos")
     assert not _may_be_trained_on(str(tmp_path / "photos" / "val"), "imagefolder:~/photos")
     assert not _may_be_trained_on(str(tmp_path / "others"), "imagefolder:~nobody-here/photos")
+    assert not _may_be_trained_on("~nobody-here.png", f"imagefolder:{tmp_path}")  # a file's name
+
+
+def test_a_part_that_was_not_trained_on_is_not_said_to_have_been(images):
+    whole = Job(data=f"imagefolder:{images}", resolutions=(SIDE,))
+    part = Job(data=f"imagefolder:{images}/train", val=0.2, resolutions=(SIDE,))
+    more = part.model_copy(update={"val": 0.4})
+    for job, training, expected in (
+        (part, whole, True),
+        (more, part, True),
+        (part, part, False),
+        (whole, part, False),  # val/ lies beside the folder whose images were split
+    ):
+        plan = SimpleNamespace(job=training, data=open_data(training).facts)
+        assert _held_out_otherwise(job, open_data(job), plan) is expected
 
 
 @pytest.mark.slow

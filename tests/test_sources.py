@@ -2,6 +2,7 @@ import random
 import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,6 +252,21 @@ def test_a_random_split_of_a_function_is_the_same_at_every_opening(
         parts = data.train, data.val
         found.append([[float(part[i][0].mean()) for i in range(len(part))] for part in parts])
     assert found[0] == found[1]
+
+
+def test_a_module_that_seeds_when_it_is_imported_splits_alike_at_every_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seeds_at_import.py").write_text(
+        "import torch\n"
+        "torch.manual_seed(5)\n"
+        "def load():\n"
+        "    items = [(torch.full((3, 6, 6), float(i)), 1) for i in torch.randperm(20).tolist()]\n"
+        "    return items[:10], items[10:], ['a', 'b']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first, again = (open_data(Job(data="seeds_at_import:load")).val for _ in range(2))
+    assert all(torch.equal(first[i][0], again[i][0]) for i in range(10))
 
 
 def test_a_function_that_fails_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

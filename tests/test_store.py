@@ -99,6 +99,17 @@ def test_a_file_larger_than_the_memory_is_mapped(tmp_path: Path) -> None:
     assert mapped_bytes(path)[size // 2] == 0
 
 
+def test_a_store_that_may_not_be_mapped_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_store(RECIPE, build_uniform)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    with pytest.raises(FileError, match=r"train\.pixels cannot be mapped .* raise the limit"):
+        open_store(RECIPE, refuse_to_build)
+
+
 def test_a_store_can_stand_on_images_in_memory() -> None:
     images, labels = torch.from_numpy(noise(3, 4, 5, 3)), torch.tensor([2, 0, 1])
     made = ImageStore.from_images(images, labels)

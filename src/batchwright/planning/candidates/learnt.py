@@ -276,20 +276,22 @@ def learnt_of(
 
 def loss_links_of(
     profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
-) -> dict[str, LossLink]:
+) -> dict[str, LossLink] | None:
     """Lines from accuracy to held-out loss, through the trials and the runs of `learnt_of`.
 
     Each optimizer has its own, unless it has too few: at equal accuracy losses differ between
     optimizers, as early trainings with one are surer of their answers than with another. Trials
     measure the loss that they train with, evaluations plain cross entropy, so where these differ
-    only runs count.
+    only runs count. `None` if no training would count, as the job does not train as trials do.
     """
     if not teaches(job):
-        return {}
+        return None
     marks = [one for trained, one in runs if _alike(trained, job, _MEASURED_KEYS)]
     if job.loss == "cross_entropy" and not job.label_smoothing:
         marks += of_trials(_trials_like(profiles, job))
-    data, each_once = profiles[0].data, dict.fromkeys(marks)
+    # Equal trainings count once, or the line would seem surer; see `learnt_of`.
+    each_once = {one._replace(loss=None): one for one in marks}.values()
+    data = profiles[0].data
     links = {
         name: fit_loss(
             [one for one in each_once if one.optimizer == name],

@@ -44,8 +44,9 @@ class Progress:
     least: int | None = None
     # The learning curve, fitted to trials or resting on other tasks; `None`: none.
     learnt: LearningCurve | None = None
-    # Held-out loss by accuracy with each optimizer; none if not known.
-    loss_links: Mapping[str, LossLink] = field(default_factory=dict)
+    # Held-out loss by accuracy with each optimizer that it is known for; `None`: no training of a
+    # job like this one would tell it.
+    loss_links: Mapping[str, LossLink] | None = None
     guessing: float = 0.0  # accuracy of guessing, a share
     smallest: int = 1  # smallest global batch of a candidate, in samples
     judged: bool = True  # whether the network's answers have an accuracy, as far as is known
@@ -239,10 +240,14 @@ class Progress:
 
     def end_loss(self, batch: int) -> Estimate | None:
         """Held-out loss at the accuracy that a batch reaches; `None` if not known."""
-        accuracy, link = self.reached(batch), self.loss_links.get(self.optimizer(batch))
+        accuracy, link = self.reached(batch), self.loss_link(batch)
         if link is None or accuracy is None or self.assumed:
             return None
         return link.at(accuracy)
+
+    def loss_link(self, batch: int) -> LossLink | None:
+        """Held-out loss by accuracy with the optimizer of a batch; `None` if not known."""
+        return (self.loss_links or {}).get(self.optimizer(batch))
 
     def within(self, epochs: int) -> Progress:
         """The progress of a training of ``epochs`` epochs at most."""
@@ -378,7 +383,8 @@ def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[
     if epochs is not None:
         found.append(_epochs(progress, batch, epochs).reason("epochs to target"))
     found.append(_accuracy(progress, batch).reason("accuracy"))
-    if progress.reached(batch) is not None and not progress.assumed:
+    told = progress.loss_links is not None and not progress.assumed
+    if told and progress.reached(batch) is not None:
         found.append(_loss(progress, batch).reason("held-out loss"))
     return tuple(found)
 
@@ -480,15 +486,16 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
 
 
 def _loss(progress: Progress, batch: int) -> Chosen[str]:
-    optimizer, found = progress.optimizer(batch), progress.end_loss(batch)
-    if found is None:
+    optimizer, link = progress.optimizer(batch), progress.loss_link(batch)
+    found = progress.end_loss(batch)
+    if link is None or found is None:
         why = (
             f"It takes at least {MIN_MARKS} trials or given runs with optimizer={optimizer} and "
             "plain cross entropy, at different accuracies above guessing, whose losses fall with "
             f"rising accuracy and tell it within a factor of {MAX_FACTOR:g}."
         )
         return Chosen("not known", why, "assumed")
-    trainings = counted(progress.loss_links[optimizer].marks, "training")
+    trainings = counted(link.marks, "training")
     why = (
         f"Held-out cross entropy at that accuracy, by a line through {trainings} of this task with "
         f"optimizer={optimizer}: their logarithms of loss and of the share of wrong answers. A "

@@ -373,7 +373,7 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
 
     Args:
         summary: The run's summary.
-        naming_epoch: Name the accuracy's epoch also if it is the plan's last one.
+        naming_epoch: Name the epoch of accuracy and loss also if it is the plan's last one.
     """
     plan, measured = summary.plan, measured_word(summary)
     several = len(plan.stages) > 1
@@ -411,7 +411,7 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
         times.append(row(word, learnt, shares_between(estimate), percent, whole=True))
     loss = loss_comparison(summary)
     if loss.predicted is not None:
-        word = held_out_loss(plan)
+        word = held_out_loss(plan) + (f", epoch {plan.epochs}" if naming_epoch else "")
         times.append(row(word, loss, between(loss.predicted), number, whole=True))
     if summary.simulated:
         return [cells[:-1] for cells in (head, *times)]

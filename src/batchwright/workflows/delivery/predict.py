@@ -153,7 +153,7 @@ def _may_be_trained_on(images: str, data: str) -> bool:
         return False
     with suppress(RuntimeError):  # ~NAME of a user who is gone
         place = str(Path(place).expanduser())
-    root, path = Path(place).resolve(), Path(images).expanduser().resolve()
+    root, path = Path(place).resolve(), Path(images).resolve()
     if path.is_relative_to(root):
         return held_out_name([name.lower() for name in path.relative_to(root).parts[:1]]) is None
     return root.is_relative_to(path)
@@ -260,14 +260,7 @@ def _of_data(
             f"then, {data.facts.train_samples} and {data.facts.val_samples} with "
             f"{data.facts.digest[:12]} now; name image files or folders instead"
         )
-    place = job.data.partition(":")[2]
-    if (
-        trained_by is not None
-        and data.facts.digest != trained_by.data.digest
-        and source_of(job.data).takes_path
-        and is_there(Path(place).expanduser())
-        and _may_be_trained_on(place, trained_by.job.data)
-    ):
+    if trained_by is not None and _held_out_otherwise(job, data, trained_by):
         tell(
             f"note: images that are held out of data={job.data} may have been trained on, as they "
             f"are of data={trained_by.job.data} and held out otherwise: their accuracy says little "
@@ -278,6 +271,17 @@ def _of_data(
             f"data={job.data} has none of the network's classes: name its images without data="
         )
     return _computed(model, job, data, _feed(model, job, data))
+
+
+def _held_out_otherwise(job: Job, data: ImageData, training: Plan) -> bool:
+    """Whether a training may have trained on images that a job holds out."""
+    if data.facts.digest == training.data.digest or not source_of(job.data).takes_path:
+        return False
+    # They lie in one part of a folder, so that any of them tells; images that are no files, where
+    # all images are.
+    places = (*_names(job, data)[:1], str(Path(job.data.partition(":")[2]).expanduser()))
+    place = next((one for one in places if is_there(one)), None)
+    return place is not None and _may_be_trained_on(place, training.job.data)
 
 
 def _computed(model: TrainedModel, job: Job, data: ImageData, feed: Feed) -> Iterator[_Batch]:

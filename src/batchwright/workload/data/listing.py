@@ -246,14 +246,14 @@ def file_states(folder: Path) -> list[tuple[str, int, int]]:
 
     Folders of runs do not count: they change while the workers of such a run open the data.
     """
+    paths: list[Path] = []
+    for place, below, names in os.walk(folder):
+        if LOCK_FILE in names and Path(place) != folder:
+            below.clear()  # is not walked
+        else:
+            paths += [Path(place, name) for name in names]
     try:
-        paths = sorted(folder.rglob("*"))
-        runs = {path.parent for path in paths if path.name == LOCK_FILE} - {folder}
-        states = (
-            (path, path.stat())
-            for path in paths
-            if path.is_file() and not (runs and runs.intersection(path.parents))
-        )
+        states = ((path, path.stat()) for path in sorted(paths) if path.is_file())
         return [(str(path.absolute()), one.st_size, one.st_mtime_ns) for path, one in states]
     except OSError as error:
         raise DataError(f"{error.filename or folder} cannot be read ({error.strerror})") from error

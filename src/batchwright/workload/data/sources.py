@@ -141,10 +141,13 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
             ) from None
     if is_remote(place) and source.takes_path and not source.remote:
         place = str(import_object(FETCH, "data")(job.data, place, progress, verify))
+    opened = import_object(source.open, "data")
+    if source is FUNCTION:
+        import_object(job.data, "data")  # now, as modules may seed when they are first imported
     # A function of the user's may split its images at random. Another split in another worker, or
     # when a run goes on, would hold out images that are trained on.
     with drawing_alike():
-        found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
+        found: ImageData = opened(job, place, progress, verify)
     if isinstance(job.normalize, tuple) and not source.as_they_come:
         found = _normalized_by(found, job.normalize)
     if not source.named_by_folder:

@@ -12,6 +12,7 @@ A store is written in another folder under a lock, synced and renamed, so it is 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -266,14 +267,26 @@ def mapped_bytes(path: Path) -> torch.Tensor:
 
     The kernel is not asked to reserve memory for such changes. `torch.from_file` asks for it, and
     fails with a file that is larger than memory and swap together.
+
+    Raises:
+        FileError: This process may not map so many bytes. The file itself may be whole.
     """
     with path.open("rb") as file:
-        content = mmap.mmap(
-            file.fileno(),
-            0,
-            flags=mmap.MAP_PRIVATE | _NO_RESERVE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE,
-        )
+        try:
+            content = mmap.mmap(
+                file.fileno(),
+                0,
+                flags=mmap.MAP_PRIVATE | _NO_RESERVE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            raise FileError(
+                f"{path} cannot be mapped into memory: its {path.stat().st_size:,} bytes are more "
+                "than this process may have (`ulimit -v`), or this machine gives "
+                "(vm.overcommit_memory=2): raise the limit, or give lower resolutions"
+            ) from error
     return torch.frombuffer(content, dtype=torch.uint8)
 
 
