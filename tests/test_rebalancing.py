@@ -377,6 +377,7 @@ def test_each_worker_has_samples_after_others_have_gone_and_come_back(method):
     assert begin(*both) == (48, 48)
     state.step, state.samples_seen = 2, 192
     assert begin("node-a/cpu:0") == (96,)
+    assert not state.balancing  # of two workers; their times would be old when both are back
     state.step, state.samples_seen = 4, 384
     assert begin(*both) == (48, 48)
     for _, _, _, sizes, places, _ in lines:

@@ -327,6 +327,20 @@ def test_a_job_for_more_gpus_than_are_here_is_left_to_another_agent(service, hol
     assert found.waiting == words
 
 
+def test_a_plan_for_cpus_is_trained_by_an_agent_with_fewer_gpus_than_workers(
+    service, hold, tmp_path
+):
+    job = submit(remote(service, "submit"), make_job(device="auto"), name="a job", auto=False)
+    assert Here(service, tmp_path / "one").work()
+    service.store.jobs.approve(job.id)
+    service.clock.go(1000.0)
+    two = Here(service, tmp_path / "two", name="two")
+    two.agent._introduction = two.agent._introduction.model_copy(update={"offer": Offer(gpus=1)})
+    assert two.work()
+    found = state(service, job)
+    assert (found.state, found.agent, found.error) == ("done", "two", None)
+
+
 def full(_text, path):
     raise FileError(f"cannot write {path}: No space left on device; choose another place")
 

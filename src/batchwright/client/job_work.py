@@ -235,8 +235,9 @@ class JobWork:
                 if find_spec(text.partition(":")[0].partition(".")[0]) is None:
                     raise Unable(f"{key}={text}: its package is not installed here")
         workers = 0 if job.workers == "auto" or job.launcher.simulated else job.workers
-        # With `device=cuda` the service has compared the two.
-        gpus = self._offer.gpus if job.device == "auto" else 0
+        # With `device=cuda` the service has compared the two; a profile says which device it is.
+        opened = job.device == "auto" and self._lease.profile is None
+        gpus = self._offer.gpus if opened else 0
         if 0 < gpus < workers:
             raise Unable(f"workers={workers}, and this machine has {counted(gpus, 'GPU')}")
         documents = (self._lease.profile, self._lease.plan)

@@ -128,9 +128,12 @@ class Sharing(Division):
             self._balancer.load_state_dict(state.balancing)
 
     def keep(self) -> None:
-        """Put into the state, before a checkpoint, what was watched of the workers' times."""
-        if self._balancer is not None:
-            self._state.balancing = self._balancer.state_dict()
+        """Put into the state, before a checkpoint, what was watched of the workers' times.
+
+        One worker watches nothing. What several left before may be of another row once they are
+        back.
+        """
+        self._state.balancing = self._balancer.state_dict() if self._balancer is not None else {}
 
     @property
     def local_batch_sizes(self) -> tuple[int, ...]:
