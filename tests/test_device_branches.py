@@ -19,6 +19,7 @@ ROOT = Path(batchwright.__file__).parent
 ELSEWHERE = {
     **dict.fromkeys(
         (
+            "client.job_work:JobWork._short_of_gpus",
             "probing.measure.memory:_peak_of_fakes",
             "records.agent_rules:needs_of",
             "workflows.engines.ray_train:_unused_gpus",
