@@ -16,7 +16,7 @@ choice: the paper's abstract does not say what its "20 times" is relative to.
     accuracy_lost        accuracy at 128 minus accuracy at the fastest, predicted from trials
 
 The first three are of predictions. Then steps at 128, the knee and the fastest are measured in
-turns, three visits each (one with --quick). They give the same ratios as measured, visit by visit,
+turns, three visits each (one with --quick), with the optimizer that is planned for them. They give the same ratios as measured, visit by visit,
 and the errors of the predicted steps, |predicted - measured| / measured. Where the knee is the
 fastest batch, the two are one point.
 
@@ -181,9 +181,8 @@ def curve_of(profile: Profile, folder: Path, visits: int) -> Curve:
     curve = Curve(points, at[knee], at[BASELINE], {})
     wanted = dict.fromkeys((BASELINE, knee, curve.fastest.batch))
     say(f"{profile.job.network}: steps at {', '.join(map(str, wanted))}")
-    return Curve(
-        points, at[knee], at[BASELINE], _visited(profile.job, list(wanted), folder, visits)
-    )
+    updates = {batch: bw.plan(profile, global_batch=batch).update for batch in wanted}
+    return Curve(points, at[knee], at[BASELINE], _visited(profile.job, updates, folder, visits))
 
 
 def points_of(plan: Plan) -> tuple[Point, ...]:
@@ -202,14 +201,18 @@ def points_of(plan: Plan) -> tuple[Point, ...]:
 
 
 def _visited(
-    job: Job, batches: Sequence[int], folder: Path, visits: int
+    job: Job, updates: Mapping[int, str], folder: Path, visits: int
 ) -> dict[int, tuple[float, ...]]:
-    """Measured seconds of a step by batch, visit by visit."""
-    folder.mkdir()
-    points = [(WORKERS, SIDE, batch // WORKERS) for batch in batches]
-    found = measure_points(job, points, folder, visits=visits)
-    seconds = {one.local_batch_size: one.visits or (one.step_seconds,) for one in found.steps}
-    return {batch: seconds[batch // WORKERS] for batch in batches}
+    """Measured seconds of a step by batch, visit by visit, each with its plan's optimizer."""
+    found: dict[int, tuple[float, ...]] = {}
+    for optimizer in dict.fromkeys(updates.values()):
+        batches = {batch // WORKERS: batch for batch, one in updates.items() if one == optimizer}
+        points = [(WORKERS, SIDE, local) for local in batches]
+        (own := folder / optimizer).mkdir(parents=True)
+        own_job = job.model_copy(update={"optimizer": optimizer})
+        for one in measure_points(own_job, points, own, visits=visits).steps:
+            found[batches[one.local_batch_size]] = one.visits or (one.step_seconds,)
+    return found
 
 
 def found_of(curves: Mapping[str, Curve]) -> dict[str, list[float]]:
