@@ -16,9 +16,9 @@ choice: the paper's abstract does not say what its "20 times" is relative to.
     accuracy_lost        accuracy at 128 minus accuracy at the fastest, predicted from trials
 
 The first three are of predictions. Then steps at 128, the knee and the fastest are measured in
-turns, three visits each (one with --quick), with the optimizer that is planned for them. They give the same ratios as measured, visit by visit,
-and the errors of the predicted steps, |predicted - measured| / measured. Where the knee is the
-fastest batch, the two are one point.
+turns, three visits each (one with --quick), with the optimizer that is planned for them. They give
+the same ratios as measured, visit by visit, and the errors of the predicted steps,
+|predicted - measured| / measured. Where the knee is the fastest batch, the two are one point.
 
 A figure over all networks is the largest of theirs. The goals were set before the first run: at the
 knee no more than 1.10 times the shortest time, with at most half of the fastest batch; 20 times as
