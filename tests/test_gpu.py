@@ -346,7 +346,7 @@ def test_a_run_goes_on_with_the_random_numbers_of_the_gpu():
     assert torch.equal(torch.rand(3, device=GPU), drawn)
 
 
-@reaches("training.batches.randomness:put_aside")
+@reaches("workload.data.random_numbers:put_aside")
 def test_a_step_of_ones_own_is_weighed_alone_and_leaves_the_random_numbers_of_the_gpu():
     layer = torch.nn.Linear(4096, 4096).to(GPU)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)

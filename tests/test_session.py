@@ -46,7 +46,7 @@ from batchwright.records.documents import read_record
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.training import all_reduce_run, session, session_checks, signals
 from batchwright.training.batches.feeding import SeededItems
-from batchwright.training.batches.randomness import put_aside, seed_item
+from batchwright.training.batches.randomness import seed_item
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
@@ -61,6 +61,7 @@ from batchwright.training.session_checks import (
 from batchwright.training.signals import StopRequest
 from batchwright.training.step import clock
 from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.workload.data.random_numbers import put_aside
 from batchwright.workload.muon import muon
 from samples import make_data, make_job, make_plan
 

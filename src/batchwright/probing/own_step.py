@@ -54,7 +54,7 @@ from batchwright.probing.workers import Answer
 from batchwright.records import DataFacts, Job, MemoryParts, NetworkFacts, Profile, Record
 from batchwright.records.documents import change_job
 from batchwright.records.registries.data_sources import OWN_STEP
-from batchwright.training.batches.randomness import put_aside
+from batchwright.workload.data.random_numbers import put_aside
 from batchwright.workload.host import arithmetic, enter, release_memory
 from batchwright.workload.load import LoadWatch
 from batchwright.workload.tensor_bytes import bytes_of

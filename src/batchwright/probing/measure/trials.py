@@ -29,13 +29,14 @@ from batchwright.probing.measure.evaluation import answers
 from batchwright.probing.measure.timing import now
 from batchwright.records import Job, LearningRateRule, Trial
 from batchwright.records.text.formatting import counted
-from batchwright.training.batches.randomness import put_aside, seed_worker
+from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.batches.sampler import Step, epoch_order, micro_batches, step_sizes
 from batchwright.training.evaluate.evaluation import (
     evaluation_mode,
     merged_batch_norm,
     without_gradients,
 )
+from batchwright.workload.data.random_numbers import put_aside
 from batchwright.workload.task import has_batch_norm
 
 _PAUSE = 0.5  # seconds between two reports of a trial's progress

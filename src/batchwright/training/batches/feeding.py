@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from batchwright.errors import DataError, PlanError
 from batchwright.training.batches.copied_data import CopiedData
-from batchwright.training.batches.randomness import put_aside, seed_item
+from batchwright.training.batches.randomness import seed_item
 from batchwright.workload.data.copying import copy_to_device
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.loading import (
@@ -34,6 +34,7 @@ from batchwright.workload.data.loading import (
     ignore_stop_signals,
 )
 from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.random_numbers import put_aside
 
 Batch = Any  # a tensor, or a tuple, list or dict of them, as the user's data set makes it
 ImagePart = int | str  # where the image is in a tuple or dict batch

@@ -7,8 +7,6 @@ States are kept as tensors and plain values, as checkpoints need them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,24 +39,6 @@ def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
     numpy = states["numpy"]
     key = numpy["state"]["key"].numpy().astype(np.uint32)
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})  # noqa: NPY002
-
-
-@contextmanager
-def put_aside(*, gpus: bool = False) -> Iterator[None]:
-    """Inside, draw and seed freely: afterwards all generators are as they were.
-
-    Generators of GPUs are put back only if ``gpus`` says so: of all visible ones, if any is used.
-    """
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    on_gpus = torch.cuda.get_rng_state_all() if gpus and torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
-        if on_gpus is not None:
-            torch.cuda.set_rng_state_all(on_gpus)
 
 
 def seed_item(seed: int, epoch: int, index: int) -> None:

@@ -1,4 +1,6 @@
-"""Random numbers of samples: functions of seed, epoch and sample index alone."""
+"""Random numbers of samples, functions of seed, epoch and sample index alone; and generators of this
+process that are left as they were.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,25 @@ from torch import Tensor
 FIELD_BITS = 24
 """Bits of each random number."""
 
-
 _TORCHS_OWN = 67280421310721  # PyTorch's seed in a process that gives it none
+
+
+@contextmanager
+def put_aside(*, gpus: bool = False) -> Iterator[None]:
+    """Inside, draw and seed freely: afterwards all generators are as they were.
+
+    Generators of GPUs are put back only if ``gpus`` says so: of all visible ones, if any is used.
+    """
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    on_gpus = torch.cuda.get_rng_state_all() if gpus and torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+        if on_gpus is not None:
+            torch.cuda.set_rng_state_all(on_gpus)
 
 
 @contextmanager
@@ -26,16 +45,11 @@ def drawing_alike() -> Iterator[None]:
     PyTorch's begins as in a new process. Afterwards they are as they were. Generators of GPUs are
     left alone.
     """
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the user's code may draw from it
-    torch.default_generator.manual_seed(_TORCHS_OWN)
-    try:
+    with put_aside():
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002 - the user's code may draw from it
+        torch.default_generator.manual_seed(_TORCHS_OWN)
         yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
 
 
 class Draws(NamedTuple):
