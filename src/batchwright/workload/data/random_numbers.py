@@ -1,5 +1,6 @@
-"""Random numbers of samples, functions of seed, epoch and sample index alone; and generators of this
-process that are left as they were.
+"""Random numbers of samples, functions of seed, epoch and sample index alone.
+
+And generators of this process that are left as they were.
 """
 
 from __future__ import annotations
