@@ -420,13 +420,13 @@ def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:
     """The candidates, their knees and the choice among them, made as for `plain`."""
     job = table.job
-    rows = [aimed(job.goal, row, progress, table.trained) for row in table.rows()]
+    rows = [aimed(table, row, progress) for row in table.rows()]
     if job.method_spec.served and job.workers == "auto":  # two groups take two workers or more
         rows = [row for row in rows if row.cluster.workers > 1] or rows
     if not job.method_spec.same_steps:
         rows = _without_limits_of_plain(job, rows)
     knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
-    choice = choose(job, rows, knees, progress, table.error, table.trained, table.far_off)
+    choice = choose(table, rows, knees, progress)
     return rows, knees, choice
 
 
