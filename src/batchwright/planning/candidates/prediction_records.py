@@ -182,12 +182,18 @@ def scaled(step: Estimate, value: float) -> Estimate:
     return Estimate(value=value, low=step.low * ratio, high=step.high * ratio)
 
 
-def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
+def held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
     """Predicted steps midway between neighbouring measured batches, to check predictions with.
 
     For each measured number of workers and resolution: the geometric means of neighbouring batches,
-    rounded to even numbers.
+    rounded to even numbers. Of kinds measured together they are those of the slowest, else those of
+    the first kind that was measured; empty without any.
     """
+    own = [kind for kind in kinds if not kind.stated]
+    if not own:
+        return ()
+    together = [kind for kind in own if kind.together]
+    kind = max(together, key=lambda one: one.profile.kinds[0].pace, default=own[0])
     measured: dict[tuple[int, int], set[int]] = {}
     memory = replace(kind.memory, extra=0)  # `check` measures steps as a probe does
     for point in kind.profile.steps:
