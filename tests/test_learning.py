@@ -26,13 +26,8 @@ from batchwright.planning.candidates.table import Row
 from batchwright.planning.candidates.trial_choice import Arm, Question
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy import learning
-from batchwright.prediction.accuracy.learning import (
-    PRIOR,
-    REFERENCE_BATCH,
-    REFERENCE_SAMPLES,
-    Prior,
-    fit_learning,
-)
+from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
+from batchwright.prediction.accuracy.learning_law import REFERENCE_BATCH, REFERENCE_SAMPLES
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed
 from batchwright.records import Estimate, FirstAnswers, Goal, RunSummary, Trial
