@@ -43,17 +43,19 @@ from batchwright.records.check import (
 )
 from batchwright.records.job import Job as Job
 from batchwright.records.job_sections import (
-    VIRTUAL_BANDWIDTH as VIRTUAL_BANDWIDTH,
-    VIRTUAL_LATENCY as VIRTUAL_LATENCY,
     Ags as Ags,
     Cycle as Cycle,
-    Disturbance as Disturbance,
     DualBatch as DualBatch,
     Goal as Goal,
-    Link as Link,
     ProbeSettings as ProbeSettings,
-    Ray as Ray,
     Server as Server,
+)
+from batchwright.records.clusters.sections import (
+    VIRTUAL_BANDWIDTH as VIRTUAL_BANDWIDTH,
+    VIRTUAL_LATENCY as VIRTUAL_LATENCY,
+    Disturbance as Disturbance,
+    Link as Link,
+    Ray as Ray,
     Slurm as Slurm,
     Virtual as Virtual,
     WorkerKind as WorkerKind,
