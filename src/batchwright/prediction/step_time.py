@@ -148,7 +148,7 @@ class StepTimeModel:
 
     def resolutions(self, workers: int) -> tuple[int, ...]:
         """Measured resolutions with so many workers or the nearest measured number, rising."""
-        return self._resolutions[self._nearest(workers)]
+        return self._resolutions[self.nearest(workers)]
 
     def curve(self, workers: int, resolution: int) -> Curve:
         """Seconds of the whole step, in one pass, against the local batch.
@@ -160,7 +160,7 @@ class StepTimeModel:
         if key not in self._curves and key in self._whole:
             self._curves[key] = self._whole[key]
         elif key not in self._curves:
-            law, nearest = self._laws_of(workers, resolution)[0], self._nearest(workers)
+            law, nearest = self._laws_of(workers, resolution)[0], self.nearest(workers)
             side = min(self._resolutions[nearest], key=lambda side: abs(side - resolution))
             batches = self._whole[nearest, side].batches
             self._curves[key] = fit_curve(
@@ -235,10 +235,10 @@ class StepTimeModel:
     ) -> tuple[float, float]:
         """Half widths of the interval, down and up, by the scatter of visits, as logarithms."""
         own = self.comparison_error(workers, resolution, local_batch_size, passes)
-        known = hypot(own, self._levels[self._nearest(workers)])
+        known = hypot(own, self._levels[self.nearest(workers)])
         last = local_batch_size // passes
         later = self.visit_deviation(workers, resolution, last) * median_share(LATER_VISITS)
-        degrees = self._drifts[self._nearest(workers)].degrees
+        degrees = self._drifts[self.nearest(workers)].degrees
         quantile = student_t_975(degrees) if degrees else Z_975
         down, up = (quantile * hypot(known, skew * later) for skew in (2 - self._skew, self._skew))
         return down, up
@@ -285,14 +285,14 @@ class StepTimeModel:
         have in common, and the bend between them. The drift of a later measurement is not in it.
         """
         whole, _ = self._laws_of(workers, resolution)
-        return hypot(whole.standard_error(local_batch_size), self._levels[self._nearest(workers)])
+        return hypot(whole.standard_error(local_batch_size), self._levels[self.nearest(workers)])
 
     def visit_deviation(self, workers: int, resolution: int, micro_batch_size: int) -> float:
         """Relative standard deviation of one visit.
 
         Between measured batches it is interpolated; elsewhere it is that of the nearest one.
         """
-        nearest = self._nearest(workers)
+        nearest = self.nearest(workers)
         sides = self._resolutions[nearest]
         side = min(sides, key=lambda side: abs(side - resolution))
         batches, errors = self._scatter[nearest, side]
@@ -309,7 +309,7 @@ class StepTimeModel:
         """Whether more workers than were measured together, so that the stated link counts."""
         return workers > self.workers[-1]
 
-    def _nearest(self, workers: int) -> int:
+    def nearest(self, workers: int) -> int:
         """The largest measured number of workers up to ``workers``, else the smallest one."""
         return max((k for k in self.workers if k <= workers), default=self.workers[0])
 

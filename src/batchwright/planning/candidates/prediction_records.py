@@ -137,13 +137,7 @@ def prediction(
         target_seconds=_target(row, step, progress),
         accuracy=progress.reached(row.batch, row.epochs),
         train_seconds=train,
-        cost=None
-        if row.cost is None
-        else Estimate(
-            value=per_second * train.value,
-            low=per_second * train.low,
-            high=per_second * train.high,
-        ),
+        cost=None if row.cost is None else train.mapped(lambda seconds: per_second * seconds),
         extrapolated=any(
             kind.times.extrapolates(workers, row.resolution, micro)
             for (kind, _), micro in zip(members, cuts, strict=True)
@@ -313,11 +307,9 @@ def _described(row: Row, index: int) -> str:
     """How the step time of one kind of worker was predicted, in sentences."""
     kind, count = row.cluster.members[index]
     whose = f"{kind.name}: " if len(row.cluster.members) > 1 else ""
-    counts = [n for n in kind.measured if n <= row.cluster.workers] or [kind.measured[0]]
-    side = min(
-        kind.times.resolutions(counts[-1]), key=lambda side: (abs(side - row.resolution), side)
-    )
-    curve = kind.times.curve(counts[-1], side)
+    nearest = kind.times.nearest(row.cluster.workers)
+    side = min(kind.times.resolutions(nearest), key=lambda one: (abs(one - row.resolution), one))
+    curve = kind.times.curve(nearest, side)
     measured = f"the {len(curve.batches)} measured batches"
     worst = f"{percent(curve.largest_miss)} away from one of them"
     how = (

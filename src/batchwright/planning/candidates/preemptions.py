@@ -63,11 +63,6 @@ class Losses:
         """Whether a training of ``work`` seconds takes `TOO_OFTEN` times as long, or longer."""
         return self.mean < inf and self.seconds(work) >= TOO_OFTEN * work
 
-    def estimate(self, work: Estimate) -> Estimate:
-        """`seconds` of an estimate: of its value and both ends of its interval."""
-        value, low, high = map(self.seconds, (work.value, work.low, work.high))
-        return Estimate(value=value, low=low, high=high)
-
     def work(self, seconds: float) -> float:
         """Seconds of work that take ``seconds`` with losses: the inverse of `seconds`."""
         low, high = 0.0, seconds
