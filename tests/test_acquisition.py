@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
-from batchwright.probing.acquisition import (
+from batchwright.probing.commands import Point, Visited, ignored
+from batchwright.probing.course.acquisition import (
     Ledger,
     OpenChoice,
     expected_peak,
@@ -24,7 +25,6 @@ from batchwright.probing.acquisition import (
     visit_seconds,
     worker_counts,
 )
-from batchwright.probing.commands import Point, Visited, ignored
 from batchwright.probing.kinds import Place
 from batchwright.probing.visiting import Visitor
 from samples import make_job

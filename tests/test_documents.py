@@ -41,17 +41,16 @@ from batchwright.records.base import Keys, record_text
 from batchwright.records.documents import (
     asked_yaml,
     change_job,
-    flattened,
     job_yaml,
     load_job,
     read_record,
-    text_of,
     write_record,
     write_text,
 )
 from batchwright.records.job import other_keys_come
 from batchwright.records.text.formatting import data_name
 from batchwright.records.text.job_keys import job_keys
+from batchwright.records.text.job_values import flattened, text_of
 from batchwright.storage.files import write_whole
 from samples import make_job, make_plan, make_profile, make_summary
 

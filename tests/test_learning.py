@@ -26,13 +26,8 @@ from batchwright.planning.candidates.table import Row
 from batchwright.planning.candidates.trial_choice import Arm, Question
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy import learning
-from batchwright.prediction.accuracy.learning import (
-    PRIOR,
-    REFERENCE_BATCH,
-    REFERENCE_SAMPLES,
-    Prior,
-    fit_learning,
-)
+from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
+from batchwright.prediction.accuracy.learning_law import REFERENCE_BATCH, REFERENCE_SAMPLES
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed
 from batchwright.records import Estimate, FirstAnswers, Goal, RunSummary, Trial
@@ -466,7 +461,7 @@ def test_points_are_given_up_for_half_of_what_is_least(goal, workers, seconds, t
     ``workers`` are those of the most accurate, the others have one.
     """
     told = {"tells_accuracy": True, "assumed": True, "doubtful_from": lambda batch: 929.0}
-    soon = OBJECTIVES["auto"](Goal(**goal), (), SimpleNamespace(**told))
+    soon = OBJECTIVES["auto"](table_for(**goal), (), SimpleNamespace(**told))
     rows = [
         replace(
             row_of(accuracy),
@@ -665,9 +660,15 @@ def test_why_accuracy_is_not_known_is_said():
     assert "do not train as method=cyclic does" in why_unknown([taught()], cyclic)
 
 
+def table_for(**goal):
+    return SimpleNamespace(job=SimpleNamespace(goal=Goal(**goal)))
+
+
 def test_what_may_tell_level_batches_apart_is_named():
     told = SimpleNamespace(tells_accuracy=True)
-    auto, time = (OBJECTIVES[name](Goal(objective=name), (), told) for name in ("auto", "time"))
+    auto, time = (
+        OBJECTIVES[name](table_for(objective=name), (), told) for name in ("auto", "time")
+    )
     assert "probe.learning" not in auto.level_words(["2 workers"])
     assert "probe.budget" in auto.level_words(["2 workers"])
     words = auto.level_words(["64"], batches=True)

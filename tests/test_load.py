@@ -441,7 +441,7 @@ def test_idle_cores_do_not_hide_others_while_nobody_measures():
 
 
 def test_quiet_visits_replace_disturbed_ones():
-    from batchwright.probing.acquisition import Ledger
+    from batchwright.probing.course.acquisition import Ledger
 
     ledger, point = Ledger(), Point(1, 32, 16)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
-from batchwright.prediction import step_time
+from batchwright.prediction import measured_curves
 from batchwright.prediction.contradictions import contradictions
 from batchwright.prediction.drift import ASSUMED_DRIFT
 from batchwright.prediction.overlap import combine
@@ -79,8 +79,10 @@ def test_a_straight_step_time_is_recovered_everywhere():
 
 
 def test_the_same_steps_are_fitted_once_whatever_is_asked_of_them(monkeypatch):
-    fitted, usual = [], step_time.fit_curve
-    monkeypatch.setattr(step_time, "fit_curve", lambda *some: fitted.append(some) or usual(*some))
+    fitted, usual = [], measured_curves.fit_curve
+    monkeypatch.setattr(
+        measured_curves, "fit_curve", lambda *some: fitted.append(some) or usual(*some)
+    )
     points = points_of(visits=2, rng=random.Random(7), drift=0.01)
     model = fit_step_time(points)
     assert len(fitted) == 2  # the whole step and its computing
@@ -93,8 +95,8 @@ def test_the_same_steps_are_fitted_once_whatever_is_asked_of_them(monkeypatch):
 
 
 def test_the_drift_of_all_points_is_found_once(monkeypatch):
-    asked, usual = [], step_time.pooled_drift
-    for module in ("drift", "step_time"):
+    asked, usual = [], measured_curves.pooled_drift
+    for module in ("drift", "measured_curves"):
         monkeypatch.setattr(
             f"batchwright.prediction.{module}.pooled_drift",
             lambda points: asked.append(points) or usual(points),

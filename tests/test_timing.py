@@ -5,8 +5,8 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from batchwright.probing.acquisition import Ledger
 from batchwright.probing.commands import Point
+from batchwright.probing.course.acquisition import Ledger
 from batchwright.probing.measure.timing import mean_step
 
 TAIL = [(0.010, 0.001)] * 7 + [(0.012, 0.004)] * 2 + [(0.011, 0.015)]  # short steps of two workers

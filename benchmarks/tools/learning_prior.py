@@ -50,6 +50,7 @@ from batchwright.prediction.accuracy.learning import (
     Prior,
     fit_learning,
 )
+from batchwright.prediction.accuracy.learning_law import gain_of, rate_places
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, OFFSET_DIGITS, Observed
 from batchwright.prediction.fit import Z_975, student_t_975
 from batchwright.records.registries.optimizers import LearningPrior, Normal
@@ -173,9 +174,9 @@ def numbers_of(model: LearningModel) -> Numbers:
     """The parameters of a fitted curve; levels are compared at the best rates that it has."""
     names, mean = model._names, model._mean
     unit, found = np.eye(len(mean)), {}
-    gains = {name: learning._gain(mean, names, name) for name in names}
+    gains = {name: gain_of(mean, names, name) for name in names}
     for index, name in enumerate(names):
-        values = dict(zip(RATES, unit[list(learning._rate_places(names, name))], strict=True))
+        values = dict(zip(RATES, unit[list(rate_places(names, name))], strict=True))
         values |= {part: unit[3 * index + place] for place, part in enumerate(PARTS)}
         if index:
             values |= {part: values[part] - unit[place] for place, part in enumerate(PARTS)}

@@ -21,6 +21,7 @@ from math import log, sqrt
 from statistics import fmean, median
 
 from batchwright.algorithms.partition import apportion
+from batchwright.prediction.drift import QUARTILES_PER_DEVIATION
 
 DEAD_BAND = 0.03
 """Largest change of a local batch, as a share, with which all batches are kept."""
@@ -42,7 +43,6 @@ whose variance is `SMOOTHING` / (2 - `SMOOTHING`) of that of a measurement."""
 _MIN_CHANGE = 0.75  # samples; smaller changes would alternate between two whole numbers
 _MIN_GROWTH = 0.25  # least relative change of batches that identifies the fixed time despite noise
 _HALVINGS = 40  # bisections
-_OF_QUARTILES = 1.349  # distance of the quartiles of a normal distribution, in standard deviations
 _OF_JUMPS = 0.954  # median distance of two normal values, in standard deviations
 
 
@@ -89,7 +89,7 @@ def noise_within(times: Sequence[Sequence[float]]) -> float:
         ordered = sorted(worker)
         width = ordered[(3 * count - 1) // 4] - ordered[count // 4]
         widths.append(width / (ordered[count // 2] or 1.0))
-    return fmean(widths) / _OF_QUARTILES / sqrt(count) if widths else 0.0
+    return fmean(widths) / QUARTILES_PER_DEVIATION / sqrt(count) if widths else 0.0
 
 
 def noise_between(measured: Sequence[Mapping[str, float]]) -> float:

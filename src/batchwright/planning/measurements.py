@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.merging import kind_of
 from batchwright.prediction.drift import least_share, point_seconds
@@ -83,6 +84,15 @@ def threads_of(cluster: Cluster, workers: int) -> int:
     if workers >= cluster.workers or cluster.threads != share:
         return cluster.threads
     return max(1, cluster.cores // workers)
+
+
+def threads_of_all(cluster: ClusterOption) -> int | None:
+    """Compute threads of each worker of a cluster; `None` where they had different numbers."""
+    found = {
+        threads_of(kind.profile.cluster, cluster.workers if kind.together else count)
+        for kind, count in cluster.members
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def fewer_cores(profile: Profile, stages: Sequence[Stage], threads: int) -> int | None:

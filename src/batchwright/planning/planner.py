@@ -17,9 +17,9 @@ step times that the job itself states (`time_models`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from batchwright.errors import PlanError
@@ -41,7 +41,6 @@ from batchwright.planning.candidates.choice import (
     workers_reason,
 )
 from batchwright.planning.candidates.cluster_options import (
-    ClusterOption,
     cluster_options_of,
     may_mix,
 )
@@ -56,7 +55,7 @@ from batchwright.planning.candidates.learnt import (
 from batchwright.planning.candidates.optimizer import (
     Compared,
     chosen_optimizer,
-    extra_seconds,
+    longer_with_muon,
     optimizer_reason,
     optimizers_of,
 )
@@ -68,10 +67,10 @@ from batchwright.planning.candidates.prediction_records import (
     predictions,
     training_time,
 )
-from batchwright.planning.candidates.preemptions import Losses, Offer, spot_reason
+from batchwright.planning.candidates.preemptions import Losses, spot_reasons
 from batchwright.planning.candidates.progress import Progress, fewest_epochs, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
-from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
+from batchwright.planning.candidates.worker_types import link_given, worker_types_of
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.compiling import check_compilation, compilation
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
@@ -84,7 +83,7 @@ from batchwright.planning.measurements import (
     machine,
     measured_precision,
     recomputation,
-    threads_of,
+    threads_of_all,
 )
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.methods.batch_growth import growth_reasons, growth_rows
@@ -113,7 +112,6 @@ from batchwright.planning.validation import (
 from batchwright.records import (
     DataFacts,
     Estimate,
-    HeldOut,
     Job,
     NetworkFacts,
     OptimizerName,
@@ -171,7 +169,7 @@ def make_plan(
     experience = experience_of(merged[0], job, runs)
     observed = experience.observed()
     learnt, links = learnt_of(given, job, observed), loss_links_of(given, job, observed)
-    longer = _longer_with_muon(worker_types_of(merged, job), job)
+    longer = longer_with_muon(worker_types_of(merged, job), job)
     compared = (*experience.compared(), *(learnt.compared(job, longer) if learnt else ()))
     if learnt and experience.tells_accuracy and not learnt.longest:
         # Without trials the accuracy after each epoch of the runs says more than the learning
@@ -213,7 +211,7 @@ def make_plan(
     end_loss: Estimate | None = None
     growth: tuple[Stage, ...] = ()
     apart = len(kinds) > 1 and not may_mix(kinds, job)
-    threads = None if job.launcher.simulated else _threads(row.cluster)
+    threads = None if job.launcher.simulated else threads_of_all(row.cluster)
     workers = workers_reason(job, choice, threads, named=named, apart=apart)
     measured = (
         measured_precision(own, precision_of(job)),
@@ -257,7 +255,8 @@ def make_plan(
             *schedule_reasons(row.epochs, scheduled),
             *link_reason(settled),
         )
-    explained = (*explained, *_spot_reasons(table, row, kinds))
+    work = table.work(row, row.epochs)
+    explained = (*explained, *spot_reasons(table.job, row.cluster, kinds, work))
     virtual = job.launcher.simulated  # loading and held-out steps are of this machine's own time
     plan = _assembled(
         times,
@@ -280,7 +279,7 @@ def make_plan(
             knee_record(knee, job.goal.doubling_gain, named=named, ends=len(rows) <= MAX_SHOWN)
             for knee in knees
         ),
-        held_out=() if virtual else _held_out(kinds),
+        held_out=() if virtual else held_out(kinds),
         kinds=row.cluster.kinds if named else (),
         threads=threads,
         cores=threads and fewer_cores(own, layout.stages, threads),
@@ -371,15 +370,6 @@ def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) ->
         return make_plan(profile, job.model_copy(update={"goal": job.goal.model_copy(update=free)}))
 
 
-def _threads(cluster: ClusterOption) -> int | None:
-    """Compute threads of each worker, as measured; `None` where workers had different numbers."""
-    found = {
-        threads_of(kind.profile.cluster, cluster.workers if kind.together else count)
-        for kind, count in cluster.members
-    }
-    return found.pop() if len(found) == 1 else None
-
-
 def _checkpoints(job: Job, losses: Losses) -> dict[str, float]:
     """The interval between checkpoints, where workers are taken away and the job leaves it open."""
     if losses.mean == inf or job.checkpoint_seconds != "auto":
@@ -387,46 +377,16 @@ def _checkpoints(job: Job, losses: Losses) -> dict[str, float]:
     return {"checkpoint_seconds": losses.interval}
 
 
-def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
-    """Steps that predictions are checked with, on the slowest of kinds measured together."""
-    measured = [kind for kind in kinds if not kind.stated]
-    together = [kind for kind in measured if kind.together]
-    slowest = max(together, key=lambda kind: kind.profile.kinds[0].pace, default=None)
-    return held_out(slowest or measured[0]) if measured else ()
-
-
-def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[Reason, ...]:
-    """Whether spot workers are cheaper, where the same machines are offered both ways."""
-    if len(row.cluster.members) > 1:
-        return ()
-    ((mine, count),) = row.cluster.members
-    work = row.epochs * row.epoch_seconds + table.other_seconds(row.cluster, row.epochs)
-
-    def offer(kind: WorkerType) -> Offer:
-        cluster = ClusterOption(((kind, count),))
-        return Offer(str(cluster), cluster.hourly or 0.0, table.losses(cluster))
-
-    return tuple(
-        spot_reason(offer(mine), offer(other), work, count)
-        for other in kinds
-        if mine.price
-        and other.price
-        and other.profile is mine.profile
-        and other.speed == mine.speed
-        and bool(other.preemptions) != bool(mine.preemptions)
-    )
-
-
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:
     """The candidates, their knees and the choice among them, made as for `plain`."""
     job = table.job
-    rows = [aimed(job.goal, row, progress, table.trained) for row in table.rows()]
+    rows = [aimed(table, row, progress) for row in table.rows()]
     if job.method_spec.served and job.workers == "auto":  # two groups take two workers or more
         rows = [row for row in rows if row.cluster.workers > 1] or rows
     if not job.method_spec.same_steps:
         rows = _without_limits_of_plain(job, rows)
     knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
-    choice = choose(job, rows, knees, progress, table.error, table.trained, table.far_off)
+    choice = choose(table, rows, knees, progress)
     return rows, knees, choice
 
 
@@ -452,26 +412,6 @@ def _without_limits_of_plain(job: Job, rows: Sequence[Row]) -> list[Row]:
         replace(row, misses=tuple(miss for miss in row.misses if miss.limit not in left_out))
         for row in rows
     ]
-
-
-def _longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], float]:
-    """Seconds of a step with Muon over those of a step with SGD, as a function of the global batch.
-
-    The number of workers is the one that the job asks for, or the largest measured one where that
-    was not measured. Of several kinds of workers the one with the largest ratio counts.
-    """
-    side = max(sides(job))
-
-    def times(kind: WorkerType, batch: int) -> float:
-        asked = job.workers
-        workers = asked if isinstance(asked, int) and asked in kind.measured else kind.measured[-1]
-        extra = extra_seconds(job, kind.profile, "muon", workers, kind.speed)
-        if extra is None:
-            return 1.0
-        local = max(kind.least, ceil(batch / workers))
-        return 1.0 + extra.value / kind.seconds(workers, side, local)
-
-    return lambda batch: max(times(kind, batch) for kind in kinds)
 
 
 def _assembled(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil, floor, inf, log10
 from operator import attrgetter
 
@@ -11,7 +11,7 @@ from batchwright.errors import PlanError
 from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.candidates.objectives import EQUAL, by_time
 from batchwright.planning.candidates.progress import FAR, Progress, fewest_epochs
-from batchwright.planning.candidates.table import Miss, Row
+from batchwright.planning.candidates.table import Miss, Row, Table
 from batchwright.records import Estimate, Goal, Job
 from batchwright.records.text.formatting import counted, duration, percent, shares_between
 
@@ -30,9 +30,6 @@ _ADVICE = {
 _NARROWER = ", or measure more for a narrower interval (a larger probe.budget)"
 MIN_CHANCE = 0.1
 """Least probability of reaching the target with which a training is not refused."""
-Trained = Callable[[Row, int], Row]
-"""(candidate, epochs) -> the candidate trained for so many epochs, with the limits that it then
-misses: `Table.trained`."""
 
 OF_LENGTH = {"goal.deadline", "goal.max_cost"}
 """Limits that a training with fewer epochs may keep."""
@@ -101,14 +98,13 @@ def may_reach(progress: Progress, batch: int, epochs: int) -> bool:
     return sure or progress.chance(batch, epochs) >= MIN_CHANCE
 
 
-def best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
+def best_to_be_had(table: Table, rows: Sequence[Row], progress: Progress) -> str:
     """The refusal where no candidate reaches the target: names the most accurate one in the limits.
 
     Args:
-        goal: Limits and target.
+        table: Predicts the candidates.
         rows: Candidates, all of which miss some limit.
         progress: What a batch means for progress.
-        trained: As `Table.trained`.
 
     Returns:
         The message; empty where the plan does not choose the epochs, or where no candidate is
@@ -119,7 +115,7 @@ def best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained:
 
     def shortened_by(row: Row) -> set[str]:
         """The limits that the candidate would miss with all epochs that it needs."""
-        return {miss.limit for miss in trained(row, progress.trained(row.batch)).misses}
+        return {miss.limit for miss in table.trained(row, progress.trained(row.batch)).misses}
 
     found = [
         (reached, row, shortened_by(row))
@@ -128,7 +124,7 @@ def best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained:
         and (reached := progress.reached(row.batch, row.epochs)) is not None
     ]
     if not found:
-        return _none_long_enough(goal, rows, progress, trained)
+        return _none_long_enough(table, rows, progress)
     least = max(reached.value for reached, *_ in found) - EQUAL
     best, row, limited = min(
         (one for one in found if one[0].value >= least),
@@ -147,12 +143,12 @@ def best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained:
         beyond = [f" and raise {limit}" for limit in sorted(limited)]
         advice += f", or more epochs{''.join(beyond)}"
     else:
-        beyond = [f" and raise {miss.limit}" for miss in trained(row, enough).misses]
+        beyond = [f" and raise {miss.limit}" for miss in table.trained(row, enough).misses]
         advice += f", or epochs={enough}{''.join(beyond)}"
     limits = sorted({limit for *_, limits in found for limit in limits})
     within = [
         f"epochs={progress.planned}",
-        *(f"{one}={_value_of(goal, one):g}" for one in limits),
+        *(f"{one}={_value_of(table.job.goal, one):g}" for one in limits),
     ]
     return (
         f"no candidate has a chance of {percent(MIN_CHANCE, 0)} to reach "
@@ -182,18 +178,18 @@ def _to_be_had(reached: Estimate, row: Row, progress: Progress) -> str:
     )
 
 
-def _none_long_enough(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
+def _none_long_enough(table: Table, rows: Sequence[Row], progress: Progress) -> str:
     """The refusal where the limits leave every candidate too few steps for a prediction.
 
     It names the candidate that needs the least more time, cost or epochs. Empty where no candidate
     is within the other limits.
     """
-    found = []
+    goal, found = table.job.goal, []
     for row in rows:
         fewest = progress.fewest(row.batch)
         if progress.assumed and fewest > progress.planned:
             continue  # such a candidate is not refused for its few steps
-        shortest, reached = trained(row, fewest), progress.accuracy(row.batch, fewest)
+        shortest, reached = table.trained(row, fewest), progress.accuracy(row.batch, fewest)
         over = {miss.limit: miss.times for miss in shortest.misses}
         if fewest > progress.planned:
             over["epochs"] = fewest / progress.planned
@@ -216,7 +212,7 @@ def _none_long_enough(goal: Goal, rows: Sequence[Row], progress: Progress, train
     if target_miss(row, progress):
         needed = progress.needed(row.batch, FAR * row.epochs if longer else None)
         advice += f" and {_lower(reached, progress)}"
-        advice += "" if needed is None else f", or {enough(trained(row, needed))}"
+        advice += "" if needed is None else f", or {enough(table.trained(row, needed))}"
     short = longer or any({miss.limit for miss in one.misses} == {"epochs"} for one in rows)
     within = [f"epochs={progress.planned}"] if short else []
     within += [f"{miss.limit}={_value_of(goal, miss.limit):g}" for miss in row.misses]
@@ -240,23 +236,23 @@ def _rounded_up(value: float) -> float:
     return float(f"{ceil(value / unit) * unit:.3g}")
 
 
-def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
+def why_none(table: Table, rows: Sequence[Row]) -> str:
     """The refusal where no candidate keeps all limits: the nearest candidate, and what to change.
 
     Args:
-        job: Resolved.
+        table: Predicts the candidates.
         rows: Candidates, all of which miss some limit.
-        trained: As `Table.trained`.
     """
+    job = table.job
     nearest = min(
         rows,
         key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
     )
     fewest = fewest_epochs(job)
-    kept = OF_LENGTH - {miss.limit for miss in trained(nearest, fewest).misses}
+    kept = OF_LENGTH - {miss.limit for miss in table.trained(nearest, fewest).misses}
 
     def too_long(epochs: int) -> bool:
-        return any(miss.limit in kept for miss in trained(nearest, epochs).misses)
+        return any(miss.limit in kept for miss in table.trained(nearest, epochs).misses)
 
     most = fewest - 1 + bisect_left(range(fewest, nearest.epochs), True, key=too_long)
     fewer = f"give epochs={most}" + " or less" * (most > fewest)

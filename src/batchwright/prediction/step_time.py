@@ -14,39 +14,24 @@ measured (`overlap.combine`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from math import exp, hypot, log, log2
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import exp, hypot, log2
 from typing import Protocol
 
 from batchwright.errors import PlanError
 from batchwright.prediction.collective import exchange_seconds, fit_collectives
-from batchwright.prediction.contradictions import (
-    Key,
-    contradictions,
-    grouped,
-    key_of,
-    place_of,
-    point_errors,
-)
-from batchwright.prediction.curve import (
-    DOUBLING_ERROR,
-    UNSEEN_BEND,
-    Curve,
-    borrow_curve,
-    fit_curve,
-)
+from batchwright.prediction.contradictions import Key, key_of, place_of
+from batchwright.prediction.curve import DOUBLING_ERROR, UNSEEN_BEND, Curve, fit_curve
 from batchwright.prediction.drift import (
     HANDING_OVER,
     LATER_VISITS,
     Drift,
-    drift_by_workers,
     level_error,
     load_deviation,
     median_share,
     point_seconds,
-    pooled_drift,
     pooled_skew,
     visit_deviation,
 )
@@ -56,6 +41,11 @@ from batchwright.prediction.fit import (
     Z_975,
     between,
     student_t_975,
+)
+from batchwright.prediction.measured_curves import (
+    MeasuredCurves,
+    computing_seconds,
+    measured_curves,
 )
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
@@ -158,7 +148,7 @@ class StepTimeModel:
 
     def resolutions(self, workers: int) -> tuple[int, ...]:
         """Measured resolutions with so many workers or the nearest measured number, rising."""
-        return self._resolutions[self._nearest(workers)]
+        return self._resolutions[self.nearest(workers)]
 
     def curve(self, workers: int, resolution: int) -> Curve:
         """Seconds of the whole step, in one pass, against the local batch.
@@ -170,7 +160,7 @@ class StepTimeModel:
         if key not in self._curves and key in self._whole:
             self._curves[key] = self._whole[key]
         elif key not in self._curves:
-            law, nearest = self._laws_of(workers, resolution)[0], self._nearest(workers)
+            law, nearest = self._laws_of(workers, resolution)[0], self.nearest(workers)
             side = min(self._resolutions[nearest], key=lambda side: abs(side - resolution))
             batches = self._whole[nearest, side].batches
             self._curves[key] = fit_curve(
@@ -245,10 +235,10 @@ class StepTimeModel:
     ) -> tuple[float, float]:
         """Half widths of the interval, down and up, by the scatter of visits, as logarithms."""
         own = self.comparison_error(workers, resolution, local_batch_size, passes)
-        known = hypot(own, self._levels[self._nearest(workers)])
+        known = hypot(own, self._levels[self.nearest(workers)])
         last = local_batch_size // passes
         later = self.visit_deviation(workers, resolution, last) * median_share(LATER_VISITS)
-        degrees = self._drifts[self._nearest(workers)].degrees
+        degrees = self._drifts[self.nearest(workers)].degrees
         quantile = student_t_975(degrees) if degrees else Z_975
         down, up = (quantile * hypot(known, skew * later) for skew in (2 - self._skew, self._skew))
         return down, up
@@ -295,14 +285,14 @@ class StepTimeModel:
         have in common, and the bend between them. The drift of a later measurement is not in it.
         """
         whole, _ = self._laws_of(workers, resolution)
-        return hypot(whole.standard_error(local_batch_size), self._levels[self._nearest(workers)])
+        return hypot(whole.standard_error(local_batch_size), self._levels[self.nearest(workers)])
 
     def visit_deviation(self, workers: int, resolution: int, micro_batch_size: int) -> float:
         """Relative standard deviation of one visit.
 
         Between measured batches it is interpolated; elsewhere it is that of the nearest one.
         """
-        nearest = self._nearest(workers)
+        nearest = self.nearest(workers)
         sides = self._resolutions[nearest]
         side = min(sides, key=lambda side: abs(side - resolution))
         batches, errors = self._scatter[nearest, side]
@@ -319,7 +309,7 @@ class StepTimeModel:
         """Whether more workers than were measured together, so that the stated link counts."""
         return workers > self.workers[-1]
 
-    def _nearest(self, workers: int) -> int:
+    def nearest(self, workers: int) -> int:
         """The largest measured number of workers up to ``workers``, else the smallest one."""
         return max((k for k in self.workers if k <= workers), default=self.workers[0])
 
@@ -407,7 +397,7 @@ def fit_step_time(
     Raises:
         PlanError: Too few points, or the same point twice.
     """
-    fitted = _fit_points(tuple(points))
+    fitted = measured_curves(tuple(points))
     overlap = _find_overlap(points, collectives, gradient_bytes, fitted.errors)
     groups, drifts = fitted.groups, fitted.drifts
     return StepTimeModel(
@@ -437,40 +427,6 @@ def fit_step_time(
     )
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    """What is fitted to measured steps alone."""
-
-    drift: Drift  # drift of all points
-    drifts: Mapping[int, Drift]  # drift by number of workers
-    # Points by number of workers and resolution.
-    groups: Mapping[tuple[int, int], Sequence[StepTime]]
-    doubtful: Sequence[tuple[StepTime, StepTime]]  # pairs of points that contradict each other
-    errors: Mapping[Key, float]  # relative standard error of each point
-    # Curve of the whole step by number of workers and resolution.
-    whole: Mapping[tuple[int, int], Curve]
-    compute: Mapping[tuple[int, int], Curve]  # curve of computing alone
-
-
-@lru_cache(maxsize=8)  # a probe fits its points between two visits, and a plan fits them again
-def _fit_points(points: tuple[StepTime, ...]) -> _Fitted:
-    if not points:
-        raise PlanError("the profile has no step times; run probe first")
-    seen = set()
-    for point in points:
-        if key_of(point) in seen:
-            raise PlanError(f"{place_of(point)} is there twice; merge the profiles, or drop one")
-        seen.add(key_of(point))
-    drift = pooled_drift(points)
-    drifts = drift_by_workers(points, drift)
-    groups = grouped(points)
-    doubtful = contradictions(points, drifts)
-    errors = point_errors(points, drifts, doubtful)
-    whole = _fit_all(groups, point_seconds, errors)
-    compute = _fit_all(groups, _computing_seconds, errors)
-    return _Fitted(drift, drifts, groups, doubtful, errors, whole, compute)
-
-
 def _in_passes(last: _Law, earlier: _Law, local_batch_size: int, passes: int) -> float:
     """Seconds of a step whose last pass follows one law and whose earlier ones follow another."""
     seconds = last.at(local_batch_size // passes)
@@ -482,81 +438,6 @@ def _earlier_passes(local_batch_size: int, passes: int) -> list[tuple[int, int]]
     """Sizes of all passes of a step but the last, in samples, with the number of each."""
     size, larger = divmod(local_batch_size, passes)
     return [(n, count) for n, count in ((size + 1, larger), (size, passes - 1 - larger)) if count]
-
-
-def _computing_seconds(point: StepTime) -> float:
-    """Seconds of computing in a point's step."""
-    return point_seconds(point) * min(1.0, point.compute_seconds / point.step_seconds)
-
-
-def _fit_all(
-    groups: Mapping[tuple[int, int], Sequence[StepTime]],
-    seconds: Callable[[StepTime], float],
-    errors: Mapping[Key, float],
-) -> dict[tuple[int, int], Curve]:
-    """A curve for each group of points.
-
-    A group with a single point borrows the shape of the nearest other group. A curve that ends
-    early goes on in the shape of one that was measured further, see `_going_on`.
-    """
-    curves = {
-        key: fit_curve(
-            [point.local_batch_size for point in group],
-            [seconds(point) for point in group],
-            [errors[key_of(point)] for point in group],
-        )
-        for key, group in groups.items()
-        if len(group) > 1
-    }
-    if not curves:
-        point = next(iter(groups.values()))[0]
-        raise PlanError(
-            f"{place_of(point)} is the only batch measured there, which cannot tell a fixed part "
-            f"from growth; measure batch {2 * point.local_batch_size} too, with a larger "
-            "probe.budget"
-        )
-    shapes = dict(curves)
-    curves = {key: _going_on(key, shapes) for key in shapes}
-    for key, group in groups.items():
-        if len(group) == 1:
-            # Other resolutions with the same number of workers come first, then other numbers.
-            apart = {one: (abs(log(one[0] / key[0])), abs(log(one[1] / key[1]))) for one in shapes}
-            near = min(shapes, key=apart.__getitem__)
-            point = group[0]
-            curves[key] = borrow_curve(
-                shapes[near],
-                point.local_batch_size,
-                seconds(point),
-                errors[key_of(point)],
-                f"resolution {near[1]} with {counted(near[0], 'worker')}",
-            )
-    return dict(sorted(curves.items()))
-
-
-def _going_on(key: tuple[int, int], shapes: Mapping[tuple[int, int], Curve]) -> Curve:
-    """A curve, with another curve's shape beyond its largest batch if one was measured further.
-
-    Steps of several workers are short and scatter most where the batch is small, so a slope from a
-    few such points may be off by a factor. So the curve of the nearest number of workers that was
-    measured further at the same resolution counts as well.
-    """
-    workers, resolution = key
-    own = shapes[key]
-    last = own.measured[1]
-    others = [
-        count
-        for count, side in shapes
-        if side == resolution and shapes[count, side].measured[1] > last
-    ]
-    if not others:
-        return own
-    near = min(others, key=lambda count: abs(log(count / workers)))
-    whence = counted(near, "worker")
-    shape = borrow_curve(
-        shapes[near, resolution], last, own.at(last), own.standard_error(last), whence
-    )
-    caveat = f"beyond batch {last} the shape with {whence} counts, too"
-    return replace(own, further=replace(shape, caveat=caveat))
 
 
 def _find_overlap(
@@ -572,7 +453,7 @@ def _find_overlap(
     return fit_overlap(
         [
             (
-                _computing_seconds(point),
+                computing_seconds(point),
                 model.seconds(gradient_bytes, point.workers),
                 point_seconds(point),
                 errors[key_of(point)],
@@ -584,7 +465,7 @@ def _find_overlap(
 
 
 def _notes(
-    fitted: _Fitted, overlap: float | None, collectives: Sequence[CollectiveTime]
+    fitted: MeasuredCurves, overlap: float | None, collectives: Sequence[CollectiveTime]
 ) -> list[str]:
     notes = [
         f"{place_of(large)} takes {point_seconds(large):.4g} s a step, but batch "

@@ -15,8 +15,8 @@ from statistics import fmean, median
 
 from batchwright.errors import JobError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
-from batchwright.probing.acquisition import VISIT_SECONDS
 from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair, ignored
+from batchwright.probing.course.acquisition import VISIT_SECONDS
 from batchwright.probing.course.controller import COMPILATION, PRECISION, Progress
 from batchwright.probing.probe import measuring
 from batchwright.probing.visiting import Visitor

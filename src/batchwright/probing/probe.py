@@ -16,8 +16,8 @@ from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.planning.validation import as_measured
 from batchwright.prediction.drift import LATER_VISITS
-from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, Prepared, ignored
+from batchwright.probing.course.acquisition import worker_counts
 from batchwright.probing.course.controller import (
     COMPILATION,
     GRAPHS,

@@ -13,9 +13,9 @@ from batchwright.errors import TOO_LITTLE_SHARED, JobError, WorkerError
 from batchwright.prediction.drift import visit_scatter
 from batchwright.prediction.loading import pooled_loading
 from batchwright.probing import commands
-from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
 from batchwright.probing.bench import SMALLEST_BATCH, sides_of
 from batchwright.probing.commands import Command, Point, ignored
+from batchwright.probing.course.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
 from batchwright.probing.kinds import Place, common_kind, kinds_of
 from batchwright.probing.measure.precision import planned_batch
 from batchwright.probing.measure.step_time import WorkerMeans

@@ -43,17 +43,19 @@ from batchwright.records.check import (
 )
 from batchwright.records.job import Job as Job
 from batchwright.records.job_sections import (
-    VIRTUAL_BANDWIDTH as VIRTUAL_BANDWIDTH,
-    VIRTUAL_LATENCY as VIRTUAL_LATENCY,
     Ags as Ags,
     Cycle as Cycle,
-    Disturbance as Disturbance,
     DualBatch as DualBatch,
     Goal as Goal,
-    Link as Link,
     ProbeSettings as ProbeSettings,
-    Ray as Ray,
     Server as Server,
+)
+from batchwright.records.clusters.sections import (
+    VIRTUAL_BANDWIDTH as VIRTUAL_BANDWIDTH,
+    VIRTUAL_LATENCY as VIRTUAL_LATENCY,
+    Disturbance as Disturbance,
+    Link as Link,
+    Ray as Ray,
     Slurm as Slurm,
     Virtual as Virtual,
     WorkerKind as WorkerKind,
@@ -71,30 +73,34 @@ from batchwright.records.plan_fields import (
     ServerRule as ServerRule,
     Stage as Stage,
 )
+from batchwright.records.measured.choices import (
+    CompilationTimes as CompilationTimes,
+    GraphTimes as GraphTimes,
+    PrecisionRatio as PrecisionRatio,
+    PrecisionTime as PrecisionTime,
+    RecomputationTimes as RecomputationTimes,
+)
+from batchwright.records.measured.steps import (
+    CollectiveTime as CollectiveTime,
+    KindTimes as KindTimes,
+    LinkTime as LinkTime,
+    MemoryParts as MemoryParts,
+    MemoryPoint as MemoryPoint,
+    OutOfMemory as OutOfMemory,
+    PairTime as PairTime,
+    StepLoading as StepLoading,
+    StepTime as StepTime,
+    UpdateTime as UpdateTime,
+)
 from batchwright.records.profile import (
     Cluster as Cluster,
-    CollectiveTime as CollectiveTime,
     DataFacts as DataFacts,
     FirstAnswers as FirstAnswers,
     GradientNoise as GradientNoise,
-    GraphTimes as GraphTimes,
-    KindTimes as KindTimes,
-    LinkTime as LinkTime,
     MachineLoad as MachineLoad,
-    MemoryParts as MemoryParts,
-    MemoryPoint as MemoryPoint,
     NetworkFacts as NetworkFacts,
-    OutOfMemory as OutOfMemory,
-    PairTime as PairTime,
-    PrecisionRatio as PrecisionRatio,
-    CompilationTimes as CompilationTimes,
-    PrecisionTime as PrecisionTime,
-    RecomputationTimes as RecomputationTimes,
     Profile as Profile,
-    StepLoading as StepLoading,
-    StepTime as StepTime,
     Trial as Trial,
-    UpdateTime as UpdateTime,
 )
 from batchwright.records.run import (
     CommandPart as CommandPart,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, LiteralString, NamedTuple, get_args
@@ -163,6 +163,12 @@ class Estimate(Record):
     value: float = Field(description="Best guess, in the unit of the field that holds it.")
     low: float = Field(description="Lower end, same unit.")
     high: float = Field(description="Upper end, same unit.")
+
+    def mapped(self, function: Callable[[float], float]) -> Estimate:
+        """A rising function of the estimate: of its value, and of both ends of its interval."""
+        return Estimate(
+            value=function(self.value), low=function(self.low), high=function(self.high)
+        )
 
 
 class Keys(Record):

@@ -8,7 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from batchwright.records.base import Count, Document, Positive, Record
-from batchwright.records.profile import Cluster, OutOfMemory, PairTime, Profile
+from batchwright.records.measured.steps import OutOfMemory, PairTime
+from batchwright.records.profile import Cluster, Profile
 from batchwright.records.text.formatting import percent
 
 

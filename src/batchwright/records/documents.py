@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
-from batchwright.records.job import as_written
-from batchwright.records.job_sections import names_prices
-from batchwright.records.text.job_keys import job_keys, unknown_key, value_problem
+from batchwright.records.text.job_keys import job_keys, value_problem
+from batchwright.records.text.job_values import (
+    ARGUMENTS,
+    TABLES,
+    flattened,
+    parsed_argument,
+    put,
+    section_of,
+)
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
 from batchwright.records.text.yaml_text import parse_yaml, yaml_of, yaml_problem
 from batchwright.storage.files import is_file, is_there, write_whole
@@ -48,36 +54,13 @@ _WRITTEN_BY = {  # the verb that writes a kind of record
     "simulation": "simulate",
 }
 _TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}  # the verb that reads it
-LISTS = (
-    *("betas", "frozen", "normalize", "resolutions", "track", "dual.large_batches"),
-    *("virtual.speeds", "virtual.overheads", "virtual.links"),
-    *("virtual.sample_seconds", "virtual.step_seconds"),
-    *("cycle.keep", "cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
-    *("cycle.batches", "cycle.dropouts", "cycle.strengths", "slurm.lines"),
-)
-"""Job keys that take several values, separated by commas."""
-_ARGUMENTS = ("data_args", "network_args")  # keys whose parts may have any name
-# Of `LISTS`: keys that keep a single value as it is, since it holds for all resolutions.
-_ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")
-# Values that keys of `LISTS` may have in place of a list.
-_WORDS = ("auto", "data", "knee", "memory")
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")
 """Files of a run folder that training alone leaves there."""
-_MAX_BRACKETS = 500
-"""Most open brackets in the text of a table: the parser's time grows with their square."""
-_MAX_CHARACTERS = 16 * 1024
-"""Longest text that is read as a table or a list."""
-
 _MOST_READ = 2**28
 """Most characters that are read: an endless file such as /dev/zero would take all memory."""
 _PIECE = 2**20
 """Characters that are read at a time: to read so many, Python first takes as many bytes."""
-
-_TABLES = {  # keys that take several items, each with keys of its own, and an example
-    "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
-    "virtual.disturbances": "[{worker: 0, start: 10, end: 20, slowdown: 3}]",
-}
 
 
 def record_of(
@@ -99,31 +82,13 @@ def record_of(
         return given
     if isinstance(given, str | Path):
         return read_record(given, model)
-    kind = _KINDS.get(model.__name__, model.__name__)
+    kind = _kind(model)
     called = f"{what}= of {function}" if what else function
     verb = _WRITTEN_BY.get(kind, "")
     hint = f": bw.{verb}(...) returns a {kind}" if verb else ""
     raise ArgumentError(
         f"{called} takes a {kind} or the path of its file, not {described(given)}{hint}"
     )
-
-
-def plain(value: Any) -> Any:
-    """The value with records, NumPy arrays and numbers, also in lists, turned into Python's own."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def text_of(key: str, value: Any) -> str:
-    """The text by which `load_job` sets a job key to a value that `flattened` has returned."""
-    if section_of(key)[0]:  # any JSON value, such as a list of lists
-        return json.dumps(value)
-    if isinstance(value, list) and not any(isinstance(one, dict) for one in value):
-        return as_written(tuple(value))
-    return json.dumps(value) if value is None or isinstance(value, dict | list) else str(value)
 
 
 def texts_of(overrides: Iterable[str]) -> list[str]:
@@ -233,19 +198,19 @@ def change_job(
         if key in known:
             raise JobError(f"job key {key} is given twice{place}, nested and with a dot: keep one")
         known.add(key)
-        _put(merged, key, value, place)
+        put(merged, key, value, place)
     given = pairs_of(
         texts_of(overrides),
         lambda text: JobError(f"{text!r} is no job key: write key=value, such as epochs=3"),
     )
     for key, raw in given.items():
-        text = _as_argument(key, raw) if section_of(key)[0] else raw
-        _put(merged, key, None if raw in ("null", "~") else text, "")
+        text = parsed_argument(key, raw) if section_of(key)[0] else raw
+        put(merged, key, None if raw in ("null", "~") else text, "")
     try:
         return Job.model_validate(merged)
     except ValidationError as error:
         wrong = key_of(error.errors()[0])
-        wrong = next((table for table in _TABLES if wrong.startswith(table)), wrong)
+        wrong = next((table for table in TABLES if wrong.startswith(table)), wrong)
         in_file = wrong in {k for k, _ in from_file} - given.keys()
         raise JobError(value_problem(error, place if in_file else "")) from None
 
@@ -256,7 +221,7 @@ def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
     Raises:
         FileError: The file is missing, unreadable, not JSON, or another kind of record.
     """
-    kind = _KINDS.get(model.__name__, model.__name__)
+    kind = _kind(model)
     if str(path) != "-" and is_file(inside := Path(path, f"{kind}.json")):
         path = inside
     return parse_record(_read_text(path, _written_by(kind)), _name_of(path), model)
@@ -269,7 +234,7 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
         FileError: The file is missing, unreadable, not JSON, or none of these kinds.
     """
     text, where = _read_text(path), _name_of(path)
-    kinds = [_KINDS.get(model.__name__, model.__name__) for model in models]
+    kinds = [_kind(model) for model in models]
     listed = ", ".join(f"a {kind}" for kind in kinds[:-1])
     if not text.strip():
         raise FileError(f"{where} is empty, where {listed} or a {kinds[-1]} was expected")
@@ -293,7 +258,7 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
     Raises:
         FileError: The text is not JSON, or not this kind of record.
     """
-    kind = _KINDS.get(model.__name__, model.__name__)
+    kind = _kind(model)
     hint = _written_by(kind)
     if not text.strip():
         raise FileError(f"{where} is empty, where a {kind} was expected{hint}")
@@ -317,6 +282,10 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
         raise FileError(
             f"{where} is not a valid {kind}: {first_problem(error, 'its key ')}{hint}"
         ) from None
+
+
+def _kind(model: type[Record]) -> str:
+    return _KINDS.get(model.__name__, model.__name__)
 
 
 def _written_by(kind: str) -> str:
@@ -346,8 +315,7 @@ def refuse_other(path: Path, model: type[Record]) -> None:
         FileError: The file holds anything but an earlier record of the same kind, such as a profile
             where a plan is to be written; or it belongs to a run that has trained.
     """
-    kind = _KINDS.get(model.__name__, model.__name__)
-    run = path.parent
+    kind, run = _kind(model), path.parent
     is_run = all(is_there(run / name) for name in ("job.yaml", LOCK_FILE))
     if path.name in _IN_A_RUN and is_run and any(is_there(run / name) for name in TRAINED):
         raise FileError(
@@ -396,7 +364,7 @@ def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
         if (
             isinstance(value, Mapping)
             and isinstance(defaults[key], Mapping)
-            and key not in _ARGUMENTS
+            and key not in ARGUMENTS
         ):
             value = _changed(value, defaults[key]) or defaults[key]
         if value != defaults[key]:
@@ -463,98 +431,3 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
         hint = f": `batchwright {verb}` takes one" if verb else ""
         raise FileError(f"{_name_of(path)} is a {kind}, not a job{hint}")
     return values
-
-
-def _as_table(key: str, value: Any, place: str) -> Any:
-    """The items of a key of `_TABLES`, from a parsed value or a YAML text; null: no items.
-
-    A single item need not stand in brackets. The record itself checks the items' keys.
-    """
-    items, problem = value, "not a list of items"
-    if (
-        isinstance(value, str)
-        and len(value) <= _MAX_CHARACTERS
-        and value.count("[") + value.count("{") < _MAX_BRACKETS
-    ):
-        try:
-            items = parse_yaml(value, references=False)
-        except yaml.YAMLError as error:
-            items, problem = value, f"not a list of items ({yaml_problem(error)})"
-    if items is None:
-        return []
-    items = [items] if isinstance(items, Mapping) else items
-    if not isinstance(items, list | tuple) or isinstance(items, str):
-        raise JobError(
-            f"job key {key} = {shorten(value)}{place}: {problem}: write {key}='{_TABLES[key]}'"
-        )
-    for number, item in enumerate(items):
-        if not isinstance(item, Mapping | BaseModel):
-            raise JobError(
-                f"job key {key}.{number} = {shorten(item)}{place}: an item has keys: write "
-                f"{key}='{_TABLES[key]}'"
-            )
-    return items
-
-
-def section_of(key: str) -> tuple[str, str]:
-    """A key of `_ARGUMENTS` split at its dot: (key, argument); for other keys two empty texts."""
-    section, _, argument = key.replace(".args", "_args", 1).partition(".")
-    return (section, argument) if section in _ARGUMENTS else ("", "")
-
-
-def _as_argument(key: str, value: str) -> Any:
-    """The value of an argument of data or network, parsed as YAML."""
-    brackets = value.count("[") + value.count("{")
-    if len(value) > _MAX_CHARACTERS or brackets >= _MAX_BRACKETS:
-        raise JobError(f"job key {key} = {shorten(value)}: too long or too deep a value")
-    try:
-        return parse_yaml(value, references=False)
-    except yaml.YAMLError as error:
-        raise JobError(f"job key {key} = {shorten(value)}: {yaml_problem(error)}") from None
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """(key, value) pairs of nested values, with dots in the keys, such as ``goal.price``."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        # A section of the job may be given as a record, and a key in a YAML file may be a number.
-        name, value = f"{prefix}{key}", plain(value)
-        if isinstance(value, Mapping) and name not in _TABLES and prefix[:-1] not in _ARGUMENTS:
-            pairs += flattened(value, f"{name}.")
-        else:
-            pairs.append((name, value))
-    return pairs
-
-
-def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
-    """Set a key with dots in the nested ``values`` of a job, lists and tables parsed from text."""
-    known = job_keys(Job)
-    section, argument = section_of(key)
-    if section:
-        before = values[section] if isinstance(values[section], dict) else {}
-        whole = {} if value is None else value
-        values[section] = {**before, argument: value} if argument else whole
-        return
-    if key not in known:
-        raise JobError(unknown_key(key, known, place))
-    *parents, last = key.split(".")
-    for parent in parents:
-        values = values[parent]
-    if key == "goal.kinds":  # `kinds` and `prices` replace each other: the last given counts
-        values["prices"] = None
-        if names_prices(value):
-            key, last, value = "goal.prices", "prices", str(value).strip()
-    if key == "goal.prices" and value is not None:
-        values["kinds"] = []
-    if key in _TABLES:
-        value = _as_table(key, value, place)
-    if key in LISTS:  # ``24,32``, or a single value
-        if isinstance(value, str) and len(value) > _MAX_CHARACTERS:
-            raise JobError(f"job key {key} = {shorten(value)}{place}: too long a text for a list")
-        word = value in _WORDS and key != "frozen"
-        if isinstance(value, str) and not word:
-            comma = r",(?=\s*--)" if key == "slurm.lines" else ","  # sbatch's options may have one
-            value = [part.strip() for part in re.split(comma, value) if part.strip()]
-            value = value[0] if key in _ONE_OR_EACH and len(value) == 1 else value
-        value = [value] if isinstance(value, int | float) and key not in _ONE_OR_EACH else value
-    values[last] = value

@@ -21,19 +21,8 @@ from batchwright.records.base import (
     PositiveTime,
     Workers,
 )
-from batchwright.records.job_sections import (
-    Ags,
-    Cycle,
-    DualBatch,
-    Goal,
-    Link,
-    ProbeSettings,
-    Ray,
-    Server,
-    Slurm,
-    Virtual,
-    written,
-)
+from batchwright.records.clusters.sections import Link, Ray, Slurm, Virtual, written
+from batchwright.records.job_sections import Ags, Cycle, DualBatch, Goal, ProbeSettings, Server
 from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
 from batchwright.records.registries.launchers import LAUNCHERS, Launcher
 from batchwright.records.registries.methods import METHODS, MethodSpec

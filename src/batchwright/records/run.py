@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Document, Estimate, Record, Shown
+from batchwright.records.base import Count, Document, Estimate, Index, Record, Shown
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
 from batchwright.records.text.formatting import (
@@ -26,8 +26,6 @@ from batchwright.records.text.formatting import (
 
 # Records of a run may come from anyone. They are added up, drawn and stored, so their numbers have
 # limits, beyond which sums would overflow, or JSON and databases would round.
-Count = Annotated[int, Field(ge=1, le=2**53)]
-Index = Annotated[int, Field(ge=0, le=2**53)]
 NonNegative = Annotated[float, Field(ge=0, le=1e300)]
 Positive = Annotated[float, Field(gt=0, le=1e300)]
 Loss = Annotated[float, Field(ge=-1e300, le=1e300)]

@@ -34,12 +34,13 @@ from batchwright.planning.validation import (
 from batchwright.records import DataFacts, Job, Plan, Profile
 from batchwright.records.agent_rules import room_for
 from batchwright.records.base import Keys
-from batchwright.records.documents import change_job, load_job, plain, read_record, text_of
+from batchwright.records.documents import change_job, load_job, read_record
 from batchwright.records.job import as_written, check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
 from batchwright.records.run_folder import has_checkpoint, resuming_words
 from batchwright.records.text.formatting import counted, shares_between
+from batchwright.records.text.job_values import plain, text_of
 from batchwright.records.text.problems import described, to_stderr
 from batchwright.reporting.render.progress import steps
 from batchwright.workflows.prices import check_prices

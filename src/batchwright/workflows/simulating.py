@@ -15,9 +15,10 @@ from batchwright.errors import ArgumentError
 from batchwright.planning.simulation.searched import with_searched
 from batchwright.planning.simulation.simulate import simulate as simulate_plan
 from batchwright.records import Plan, Profile, Scenario, Simulation
-from batchwright.records.documents import pairs_of, plain, record_of, texts_of
+from batchwright.records.documents import pairs_of, record_of, texts_of
 from batchwright.records.job import as_written
 from batchwright.records.text.job_keys import unknown_key
+from batchwright.records.text.job_values import plain
 from batchwright.records.text.problems import described, first_problem
 
 _LISTS = ("workers", "speeds")

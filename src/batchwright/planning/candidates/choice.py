@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
-from batchwright.planning.candidates.level import RowError
 from batchwright.planning.candidates.objectives import (
     MIN_SAVING,
     OBJECTIVES,
     Objective,
     target_seconds,
-    tolerance,
 )
 from batchwright.planning.candidates.progress import Progress
-from batchwright.planning.candidates.table import Row, in_memory
+from batchwright.planning.candidates.table import Row, Table, in_memory
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.refusals import (
     OF_LENGTH,
-    Trained,
     best_to_be_had,
     check_progress,
     target_miss,
@@ -71,28 +68,27 @@ def settled_goal(goal: Goal, progress: Progress) -> Goal:
     return goal
 
 
-def aimed(goal: Goal, row: Row, progress: Progress, trained: Trained) -> Row:
+def aimed(table: Table, row: Row, progress: Progress) -> Row:
     """A candidate with its accuracy, and with its time to the target if that is the objective.
 
     Where the plan chooses the epochs, the candidate has as many as the target takes, or as the
     limits allow if these are fewer.
 
     Args:
-        goal: Limits and objective.
+        table: Predicts the candidates.
         row: The candidate.
         progress: What a batch means for progress.
-        trained: As `Table.trained`.
     """
     most = row.epochs
     if progress.chooses:
-        longest = trained(row, progress.planned) if progress.assumed else row
-        most = _epochs_within(longest, trained)
+        longest = table.trained(row, progress.planned) if progress.assumed else row
+        most = _epochs_within(table, longest)
         if (progress.least or 1) <= most < row.epochs:
-            row = trained(row, most)
+            row = table.trained(row, most)
     reached, full = (progress.reached(row.batch, n) for n in (row.epochs, max(row.epochs, most)))
     # Time over the chance of success is the mean time of several tries. That does not hold where
     # the chance rests on other tasks: all tries are of the same task.
-    to_target = goal.objective == "target-accuracy" and not progress.assumed
+    to_target = table.job.goal.objective == "target-accuracy" and not progress.assumed
     return replace(
         row,
         accuracy=None if reached is None else reached.value,
@@ -103,7 +99,7 @@ def aimed(goal: Goal, row: Row, progress: Progress, trained: Trained) -> Row:
     )
 
 
-def _epochs_within(row: Row, trained: Trained) -> int:
+def _epochs_within(table: Table, row: Row) -> int:
     """Most epochs, up to the candidate's own, with which it keeps all limits; 0 without any."""
     over = {miss.limit for miss in row.misses}
     if not over:
@@ -111,7 +107,7 @@ def _epochs_within(row: Row, trained: Trained) -> int:
     # Fewer epochs take less time and cost; they do not help with the other limits.
     if not over <= OF_LENGTH:
         return 0
-    return bisect_left(range(1, row.epochs), True, key=lambda n: bool(trained(row, n).misses))
+    return bisect_left(range(1, row.epochs), True, key=lambda n: bool(table.trained(row, n).misses))
 
 
 def asked_for(job: Job, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -122,30 +118,22 @@ def asked_for(job: Job, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def choose(
-    job: Job,
-    rows: Sequence[Row],
-    knees: Sequence[KneeFit],
-    progress: Progress,
-    error: RowError,
-    trained: Trained,
-    far_off: Callable[[Row], bool],
+    table: Table, rows: Sequence[Row], knees: Sequence[KneeFit], progress: Progress
 ) -> Choice:
     """The candidate to train with.
 
     Args:
-        job: Resolved; a global batch or number of workers that it asks for is kept.
+        table: Predicts the candidates; a global batch or number of workers that its job asks for is
+            kept.
         rows: All candidates, from `aimed`.
         knees: The knee of each cluster and resolution.
         progress: What a batch means for progress.
-        error: As `Table.error`.
-        trained: As `Table.trained`.
-        far_off: As `Table.far_off`.
 
     Raises:
         PlanError: No candidate is within the limits, and the message names the nearest; or the
             objective needs a prediction that there is not.
     """
-    side = max(row.resolution for row in rows)  # `plain` trains at the highest
+    job, side = table.job, max(row.resolution for row in rows)  # `plain` trains at the highest
     here = [row for row in rows if row.resolution == side]
     knees = [knee for knee in knees if knee.resolution == side]
     mine, asked = asked_for(job, here)
@@ -158,19 +146,19 @@ def choose(
     check_progress(job, progress)
     allowed = [row for row in asked if not row.misses]
     if not allowed:
-        refusal = best_to_be_had(job.goal, asked, progress, trained)
+        refusal = best_to_be_had(table, asked, progress)
         if refusal and job.global_batch != "auto" and any(not row.misses for row in mine):
             refusal += ", or leave global_batch to the plan"
-        raise PlanError(refusal or why_none(job, asked, trained))
+        raise PlanError(refusal or why_none(table, asked))
     free = [row for row in here if not row.misses and not row.asked] or allowed
-    by = {name: kind(job.goal, knees, progress) for name, kind in OBJECTIVES.items()}
+    by = {name: kind(table, knees, progress) for name, kind in OBJECTIVES.items()}
     objective = by[job.goal.objective]
 
     def taken(aim: Objective, rows: Sequence[Row]) -> tuple[Row, Row, Row]:
         """The best candidate, its replacement near measurements, and the cheaper one as good."""
         best = aim.best(rows)
-        near = aim.known(best, rows, far_off, error)
-        return best, near, aim.thrifty(near, rows, far_off, error)
+        near = aim.known(best, rows)
+        return best, near, aim.thrifty(near, rows)
 
     least, near, row = taken(objective, allowed)
     if row.epochs != progress.trained(row.batch):  # the limits allow no more
@@ -183,7 +171,7 @@ def choose(
         free=taken(objective, free)[-1],
         sizes=tuple(objective.sizes(allowed)),
         others={name: other for name, other in others.items() if other is not row},
-        level=objective.level(row, allowed, error),
+        level=objective.level(row, allowed),
         accurate=by["auto"].best(free) if accuracy_known else None,
         passed=least if least is not near else None,
         dearer=near if near is not row else None,
@@ -332,7 +320,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
     best, row = choice.accurate, choice.row
     if best is None or best.accuracy is None or row.accuracy is None:
         return ""
-    if best.accuracy - row.accuracy <= tolerance(goal, choice.objective.progress):
+    if best.accuracy - row.accuracy <= choice.objective.tolerance:
         return ""
     if choice.objective.progress.assumed:  # too uncertain to advise another goal
         if goal.objective == "auto":  # `_instead` names what the plan would choose

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.worker_types import WorkerType, link_given
+from batchwright.planning.resolution import sides
 from batchwright.records import Job, KindCount
 from batchwright.records.job import as_written
 
@@ -187,7 +188,7 @@ def _sizes(kind: WorkerType, job: Job) -> list[int]:
 
 def _speed(kind: WorkerType, job: Job) -> float:
     """Samples per second of one worker at its largest measured batch."""
-    side = max(() if job.resolutions == "auto" else job.resolutions)
+    side = max(sides(job))
     batch = max(point.local_batch_size for point in kind.profile.steps)
     return batch / kind.seconds_at_once(kind.measured[-1], side, batch)
 

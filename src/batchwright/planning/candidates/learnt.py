@@ -137,10 +137,7 @@ class LearningCurve:
     def epochs_to(self, optimizer: OptimizerName, batch: int, accuracy: float) -> Estimate | None:
         """Epochs of the shortest training that reaches an accuracy; `None` if guessing does."""
         found = self.model.samples_to(optimizer, batch, accuracy)
-        if found is None:
-            return None
-        values = {end: getattr(found, end) / self.train_samples for end in ("value", "low", "high")}
-        return Estimate(**values)
+        return None if found is None else found.mapped(lambda one: one / self.train_samples)
 
     def needed(
         self, optimizer: OptimizerName, batch: int, accuracy: float, confidence: float, most: int

@@ -11,31 +11,28 @@ from itertools import pairwise
 from math import hypot, inf, log
 
 from batchwright.planning.candidates.knees import KneeFit, saving
-from batchwright.planning.candidates.table import Row
+from batchwright.planning.candidates.table import Row, Table
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
 
 _AS_MANY = Estimate(value=1, low=1, high=1)
 
-RowError = Callable[[Row], float]
-"""candidate -> standard error of its time in a comparison, as a share: `Table.error`."""
-
 
 def level_in_value(
+    table: Table,
     chosen: Row,
     rows: Iterable[Row],
     knees: Sequence[KneeFit],
-    error: RowError,
     value: Callable[[Row], float],
     epochs: Callable[[Row], Estimate | None] = lambda _: None,
 ) -> tuple[Row, ...]:
     """Candidates whose value may be as small as the chosen one's.
 
     Args:
+        table: Tells the errors of candidates.
         chosen: The candidate with the least value.
         rows: Candidates within the limits.
         knees: The knee of each cluster.
-        error: As `Table.error`.
         value: The value to minimize, in proportion to the candidate's time.
         epochs: Epochs of a candidate over those of the chosen one, where the value depends on them;
             `None` if not known.
@@ -47,7 +44,7 @@ def level_in_value(
             continue
         apart = log(value(row) / value(chosen))
         ratio = epochs(row) or _AS_MANY
-        off = hypot(error(row), error(chosen))
+        off = hypot(table.error(row), table.error(chosen))
         if row.cluster is chosen.cluster and row.cluster in lines:
             # Both times are on one line, so they are off together: only its fixed part matters.
             saves, doubt = saving(lines[row.cluster], min(row.batch, chosen.batch))
@@ -75,20 +72,19 @@ def level_batches(
     return tuple(row for row in found if row is not chosen)
 
 
-def level_sizes(chosen: Row, steps: Sequence[Row], error: RowError, gain: float) -> tuple[Row, ...]:
+def level_sizes(table: Table, chosen: Row, steps: Sequence[Row]) -> tuple[Row, ...]:
     """Clusters, each at its best batch, that may be the smallest whose next size saves too little.
 
     Args:
+        table: Tells the errors of candidates.
         chosen: The chosen candidate.
         steps: Candidates by number of workers, one for each number.
-        error: As `Table.error`.
-        gain: Share of the time that the next size must save.
     """
     saves = []
     for row, larger in pairwise(steps):
         ratio = larger.seconds / row.seconds
-        saves.append((1 - ratio, ratio * hypot(error(row), error(larger))))
-    found = _first_at_most(steps, [*saves, (0.0, 0.0)], gain)
+        saves.append((1 - ratio, ratio * hypot(table.error(row), table.error(larger))))
+    found = _first_at_most(steps, [*saves, (0.0, 0.0)], table.job.goal.doubling_gain)
     return tuple(row for row in found if row is not chosen)
 
 

@@ -12,14 +12,9 @@ from typing import ClassVar
 from batchwright.algorithms.batch_size import knee_point
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
-from batchwright.planning.candidates.level import (
-    RowError,
-    level_batches,
-    level_in_value,
-    level_sizes,
-)
+from batchwright.planning.candidates.level import level_batches, level_in_value, level_sizes
 from batchwright.planning.candidates.progress import Progress
-from batchwright.planning.candidates.table import Row
+from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal, Source
@@ -98,7 +93,7 @@ def target_seconds(row: Row, progress: Progress) -> float:
 class Objective:
     """An objective, which minimizes a value; this class itself minimizes time."""
 
-    goal: Goal  # the job's goal, with its limits and tolerances
+    table: Table  # the candidates' predictions, with their errors
     knees: Sequence[KneeFit]  # the knee of each cluster at the highest resolution
     progress: Progress  # what a batch means for progress
     what: ClassVar[str] = "time"  # the value, in words
@@ -111,6 +106,11 @@ class Objective:
     by_seconds: ClassVar[bool] = True
     # Whether a cheaper candidate is taken if it takes about as long.
     saves_cost: ClassVar[bool] = False
+
+    @property
+    def goal(self) -> Goal:
+        """The job's goal, with its limits and tolerances."""
+        return self.table.job.goal
 
     def value(self, row: Row) -> float:
         """The value that this objective minimizes."""
@@ -128,9 +128,7 @@ class Objective:
         """The candidate to take; ``rows`` are those within the limits."""
         return min(self.among(rows), key=lambda row: (self.value(row), *by_time(row)))
 
-    def known(
-        self, best: Row, rows: Sequence[Row], far_off: Callable[[Row], bool], error: RowError
-    ) -> Row:
+    def known(self, best: Row, rows: Sequence[Row]) -> Row:
         """The candidate to take in place of the ``best``, where that is far from all measurements.
 
         A step with far more images at once than any that was timed may be slower than its line
@@ -140,19 +138,14 @@ class Objective:
         Args:
             best: The candidate with the least value.
             rows: Candidates within the limits.
-            far_off: As `Table.far_off`.
-            error: As `Table.error`.
         """
+        far_off = self.table.far_off
         if not self.by_seconds or not far_off(best) or self.value(best) in (0.0, inf):
             return best
-        near = [
-            row for row in self.among(rows) if not far_off(row) and self._as_good(row, best, error)
-        ]
+        near = [row for row in self.among(rows) if not far_off(row) and self._as_good(row, best)]
         return self.best(near) if near else best
 
-    def thrifty(
-        self, best: Row, rows: Sequence[Row], far_off: Callable[[Row], bool], error: RowError
-    ) -> Row:
+    def thrifty(self, best: Row, rows: Sequence[Row]) -> Row:
         """The candidate to take in place of the ``best`` where a cheaper one is about as quick.
 
         Of the best and of candidates of other clusters, the one with the least time x cost is
@@ -167,15 +160,15 @@ class Objective:
             for row in self.among(rows)
             if row.cluster is not best.cluster
             and (1 - MIN_SAVING) * self.value(row) < self.value(best) <= self.value(row)
-            and (far_off(best) or not far_off(row))
-            and self._as_good(row, best, error)
+            and (self.table.far_off(best) or not self.table.far_off(row))
+            and self._as_good(row, best)
         ]
         return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
 
-    def _as_good(self, row: Row, best: Row, error: RowError) -> bool:
+    def _as_good(self, row: Row, best: Row) -> bool:
         """Whether measurements cannot tell that a candidate's value is above the best's."""
         larger = log(self.value(row) / self.value(best))
-        return larger <= Z_975 * hypot(error(row), error(best))
+        return larger <= Z_975 * hypot(self.table.error(row), self.table.error(best))
 
     def alone(
         self,
@@ -200,13 +193,13 @@ class Objective:
             by_cluster.setdefault(row.cluster, []).append(row)
         return sorted(map(self.best, by_cluster.values()), key=lambda row: row.order)
 
-    def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
-        """Candidates that measurements cannot tell from the chosen one, by `Table.error`."""
+    def level(self, chosen: Row, rows: Sequence[Row]) -> tuple[Row, ...]:
+        """Candidates that measurements cannot tell from the chosen one."""
         return level_in_value(
+            self.table,
             chosen,
             self.among(rows),
             self.knees,
-            error,
             self.value,
             lambda row: self.epochs(row, chosen),
         )
@@ -232,6 +225,11 @@ class Objective:
     def source(self) -> Source:
         """What the choice rests on: a prediction, or an assumption."""
         return "assumed" if self.by_accuracy and self.progress.assumed else "predicted"
+
+    @property
+    def tolerance(self) -> float:
+        """By how much candidates may be less accurate than the best, a share."""
+        return self.goal.level_within(assumed=self.progress.assumed)
 
     @property
     def without_accuracy(self) -> str:
@@ -319,7 +317,7 @@ class _AccurateSoon(_MostAccurate):
         if not self.progress.assumed:
             return near
         known, half = set(near), min(map(self.value, near)) / 2
-        wide = accurate(rows, max(EQUAL, tolerance(self.goal, self.progress)))
+        wide = accurate(rows, max(EQUAL, self.tolerance))
         return [
             row
             for row in wide
@@ -330,7 +328,7 @@ class _AccurateSoon(_MostAccurate):
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         if row.full_accuracy is None:
             return f"That of the candidate with the least {self._least} an epoch ({self._named})."
-        within = counted_points(tolerance(self.goal, self.progress))
+        within = counted_points(self.tolerance)
         best = "cheapest" if self._least == "cost" else "quickest"
         return f"That of the {best} candidate within {within} of the most accurate ({self._named})."
 
@@ -373,11 +371,6 @@ class _AccurateSoon(_MostAccurate):
             f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so small a "
             "difference is uncertain."
         )
-
-
-def tolerance(goal: Goal, progress: Progress) -> float:
-    """By how much candidates may be less accurate than the best, a share."""
-    return goal.level_within(assumed=progress.assumed)
 
 
 class _ToTarget(Objective):
@@ -461,19 +454,19 @@ class _AtTheKnee(Objective):
             why = f"each doubling up to here saves more than {percent(gain)} of the time per image"
         return Chosen(knee, f"By time, for one worker: {why}.", "predicted")
 
-    def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
+    def level(self, chosen: Row, rows: Sequence[Row]) -> tuple[Row, ...]:
         sizes, gain = self.sizes(rows), self.goal.doubling_gain
         knee = next((knee for knee in self.knees if knee.cluster is chosen.cluster), None)
         batches: tuple[Row, ...] = ()
         if knee is None or knee.best in (None, chosen):
             batches = level_batches(chosen, rows, knee, gain)
         if not _priced(sizes):
-            return (*batches, *level_sizes(chosen, _quickest(sizes), error, gain))
+            return (*batches, *level_sizes(self.table, chosen, _quickest(sizes)))
 
         def value(row: Row) -> float:  # the root of time x cost is in proportion to the time
             return sqrt(row.train_seconds * row.expense)
 
-        return (*batches, *level_in_value(chosen, sizes, (), error, value))
+        return (*batches, *level_in_value(self.table, chosen, sizes, (), value))
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:
         if _priced(sizes):
@@ -584,12 +577,12 @@ class _WorthItsTime(_AtTheKnee):
         )
 
 
-def _auto(goal: Goal, knees: Sequence[KneeFit], progress: Progress) -> Objective:
+def _auto(table: Table, knees: Sequence[KneeFit], progress: Progress) -> Objective:
     kind = _AccurateSoon if progress.tells_accuracy else _WorthItsTime
-    return kind(goal, knees, progress)
+    return kind(table, knees, progress)
 
 
-def _to_target(goal: Goal, knees: Sequence[KneeFit], progress: Progress) -> Objective:
+def _to_target(table: Table, knees: Sequence[KneeFit], progress: Progress) -> Objective:
     """The objective of trainings to an accuracy.
 
     Where accuracy rests on other tasks alone, a batch is chosen by accuracy, as without a target.
@@ -597,11 +590,11 @@ def _to_target(goal: Goal, knees: Sequence[KneeFit], progress: Progress) -> Obje
     the level of the task in common, which is what is not known.
     """
     if progress.chooses and progress.assumed:
-        return _auto(goal, knees, progress)
-    return _ToTarget(goal, knees, progress)
+        return _auto(table, knees, progress)
+    return _ToTarget(table, knees, progress)
 
 
-OBJECTIVES: dict[str, Callable[[Goal, Sequence[KneeFit], Progress], Objective]] = {
+OBJECTIVES: dict[str, Callable[[Table, Sequence[KneeFit], Progress], Objective]] = {
     "auto": _auto,
     "accuracy": _MostAccurate,
     "cost": _LeastCost,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log2
+from math import ceil, exp, log2
 
+from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
+from batchwright.planning.resolution import sides
 from batchwright.prediction.drift import HANDING_OVER
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
@@ -184,3 +186,23 @@ def extra_seconds(
         low=min(value / factor, max(0.0, other.low - usual.high)) / speed,
         high=max(value * factor, other.high - usual.low) / speed,
     )
+
+
+def longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], float]:
+    """Seconds of a step with Muon over those of a step with SGD, as a function of the global batch.
+
+    The number of workers is the one that the job asks for, or the largest measured one where that
+    was not measured. Of several kinds of workers the one with the largest ratio counts.
+    """
+    side = max(sides(job))
+
+    def times(kind: WorkerType, batch: int) -> float:
+        asked = job.workers
+        workers = asked if isinstance(asked, int) and asked in kind.measured else kind.measured[-1]
+        extra = extra_seconds(job, kind.profile, "muon", workers, kind.speed)
+        if extra is None:
+            return 1.0
+        local = max(kind.least, ceil(batch / workers))
+        return 1.0 + extra.value / kind.seconds(workers, side, local)
+
+    return lambda batch: max(times(kind, batch) for kind in kinds)

@@ -137,13 +137,7 @@ def prediction(
         target_seconds=_target(row, step, progress),
         accuracy=progress.reached(row.batch, row.epochs),
         train_seconds=train,
-        cost=None
-        if row.cost is None
-        else Estimate(
-            value=per_second * train.value,
-            low=per_second * train.low,
-            high=per_second * train.high,
-        ),
+        cost=None if row.cost is None else train.mapped(lambda seconds: per_second * seconds),
         extrapolated=any(
             kind.times.extrapolates(workers, row.resolution, micro)
             for (kind, _), micro in zip(members, cuts, strict=True)
@@ -182,12 +176,18 @@ def scaled(step: Estimate, value: float) -> Estimate:
     return Estimate(value=value, low=step.low * ratio, high=step.high * ratio)
 
 
-def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
+def held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
     """Predicted steps midway between neighbouring measured batches, to check predictions with.
 
     For each measured number of workers and resolution: the geometric means of neighbouring batches,
-    rounded to even numbers.
+    rounded to even numbers. Of kinds measured together they are those of the slowest, else those of
+    the first kind that was measured; empty without any.
     """
+    own = [kind for kind in kinds if not kind.stated]
+    if not own:
+        return ()
+    together = [kind for kind in own if kind.together]
+    kind = max(together, key=lambda one: one.profile.kinds[0].pace, default=own[0])
     measured: dict[tuple[int, int], set[int]] = {}
     memory = replace(kind.memory, extra=0)  # `check` measures steps as a probe does
     for point in kind.profile.steps:
@@ -307,11 +307,9 @@ def _described(row: Row, index: int) -> str:
     """How the step time of one kind of worker was predicted, in sentences."""
     kind, count = row.cluster.members[index]
     whose = f"{kind.name}: " if len(row.cluster.members) > 1 else ""
-    counts = [n for n in kind.measured if n <= row.cluster.workers] or [kind.measured[0]]
-    side = min(
-        kind.times.resolutions(counts[-1]), key=lambda side: (abs(side - row.resolution), side)
-    )
-    curve = kind.times.curve(counts[-1], side)
+    nearest = kind.times.nearest(row.cluster.workers)
+    side = min(kind.times.resolutions(nearest), key=lambda one: (abs(one - row.resolution), one))
+    curve = kind.times.curve(nearest, side)
     measured = f"the {len(curve.batches)} measured batches"
     worst = f"{percent(curve.largest_miss)} away from one of them"
     how = (

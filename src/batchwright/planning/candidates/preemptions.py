@@ -7,6 +7,7 @@ costs the training since the last checkpoint, half an interval in the mean, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
 
@@ -16,6 +17,8 @@ from batchwright.algorithms.checkpointing import (
     expected_seconds,
     young_interval,
 )
+from batchwright.planning.candidates.cluster_options import ClusterOption
+from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Alternative, Estimate, Job, NetworkFacts, Plan, Reason, Source
@@ -59,11 +62,6 @@ class Losses:
     def endless(self, work: float) -> bool:
         """Whether a training of ``work`` seconds takes `TOO_OFTEN` times as long, or longer."""
         return self.mean < inf and self.seconds(work) >= TOO_OFTEN * work
-
-    def estimate(self, work: Estimate) -> Estimate:
-        """`seconds` of an estimate: of its value and both ends of its interval."""
-        value, low, high = map(self.seconds, (work.value, work.low, work.high))
-        return Estimate(value=value, low=low, high=high)
 
     def work(self, seconds: float) -> float:
         """Seconds of work that take ``seconds`` with losses: the inverse of `seconds`."""
@@ -165,16 +163,45 @@ class Offer:
         return Estimate(value=value, low=min(low, value), high=high)
 
 
+def spot_reasons(
+    job: Job, cluster: ClusterOption, kinds: Sequence[WorkerType], work: float
+) -> tuple[Reason, ...]:
+    """Whether spot workers are cheaper, where the same machines are offered both ways.
+
+    Args:
+        job: Resolved.
+        cluster: The plan's workers.
+        kinds: All kinds of workers.
+        work: Seconds of training without losses.
+
+    Returns:
+        A reason for each other offer of the same workers: which is cheaper, and up to which rate of
+        preemptions spot is.
+    """
+    if len(cluster.members) > 1:
+        return ()
+    ((mine, count),) = cluster.members
+
+    def offer(kind: WorkerType) -> Offer:
+        one = ClusterOption(((kind, count),))
+        losses = losses_of(job, kind.profile.network, one.preemptions)
+        return Offer(str(one), one.hourly or 0.0, losses)
+
+    return tuple(
+        spot_reason(offer(mine), offer(other), work, count)
+        for other in kinds
+        if mine.price
+        and other.price
+        and other.profile is mine.profile
+        and other.speed == mine.speed
+        and bool(other.preemptions) != bool(mine.preemptions)
+    )
+
+
 def spot_reason(chosen: Offer, other: Offer, work: float, workers: int) -> Reason:
     """The reason that compares two offers of the same workers, one of them spot.
 
-    It says which is cheaper, and up to which rate of preemptions spot is.
-
-    Args:
-        chosen: The plan's offer.
-        other: The other offer.
-        work: Seconds of training without losses.
-        workers: Number of workers of either.
+    ``work`` is the seconds of training without losses.
     """
     spot, steady = (chosen, other) if chosen.losses.mean < inf else (other, chosen)
     ours, theirs = spot.cost(work), steady.cost(work)

@@ -124,8 +124,7 @@ class Progress:
         if found is None or trials is None:
             return found
         first = trials.predictable_from(batch)
-        ends = {end: max(first, getattr(found, end)) for end in ("value", "low", "high")}
-        return Estimate(**ends)
+        return found.mapped(lambda epochs: max(first, epochs))
 
     @property
     def chooses(self) -> bool:

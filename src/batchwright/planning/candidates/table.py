@@ -174,14 +174,14 @@ class Table:
 
     def trained(self, row: Row, epochs: int) -> Row:
         """The candidate trained for ``epochs`` epochs, with the limits that it then misses."""
-        train = self.losses(row.cluster).seconds(self._work(row, epochs))
+        train = self.losses(row.cluster).seconds(self.work(row, epochs))
         hourly = row.cluster.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
         row = replace(row, epochs=epochs, train_seconds=train, cost=cost, misses=())
         misses = tuple(self._misses(row))
         return replace(row, misses=misses) if misses else row
 
-    def _work(self, row: Row, epochs: int) -> float:
+    def work(self, row: Row, epochs: int) -> float:
         """Seconds of a training of ``epochs`` epochs in which no worker is taken away."""
         return epochs * row.epoch_seconds + self.other_seconds(row.cluster, epochs)
 
@@ -243,7 +243,7 @@ class Table:
         for kind, share in shares_by_kind(row.cluster, row.totals):
             if not self.fits(row, kind, share):
                 yield self._memory_miss(row, kind, share)
-        if self.losses(row.cluster).endless(self._work(row, row.epochs)):
+        if self.losses(row.cluster).endless(self.work(row, row.epochs)):
             text = f"loses workers so often that it takes {TOO_OFTEN:g} times as long, or longer"
             yield Miss("goal.preemptions_per_hour", text, TOO_OFTEN)
         if goal.deadline is not None:

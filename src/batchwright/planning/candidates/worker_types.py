@@ -147,7 +147,7 @@ class WorkerType:
             return None
         if workers in self.measured:
             return fitted.intercept, fitted.slope
-        curve = self.times.curve(self._nearest(workers), resolution)
+        curve = self.times.curve(self.times.nearest(workers), resolution)
         # Computing is a line. With the exchange the step is one too, unless the two overlap.
         low, high = curve.batches[0], max(curve.batches[-1], 4 * curve.batches[0])
         middle = (low + high) // 2
@@ -193,7 +193,7 @@ class WorkerType:
 
         `None` where no line describes them, and at a resolution that was not measured.
         """
-        count = self._nearest(workers)
+        count = self.times.nearest(workers)
         if resolution not in self.times.resolutions(count):
             return None
         curve = self.times.curve(count, resolution)
@@ -213,9 +213,6 @@ class WorkerType:
             if resolution in self.times.resolutions(count)
         )
         return min((one.batches[-1] for one in curves if one.further), default=inf)
-
-    def _nearest(self, workers: int) -> int:
-        return max((n for n in self.measured if n <= workers), default=self.measured[0])
 
 
 def worker_types_of(profiles: Sequence[Profile], job: Job) -> tuple[WorkerType, ...]:

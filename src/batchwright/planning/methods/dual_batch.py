@@ -1,4 +1,4 @@
-"""`dual-batch`: two local batch sizes at once, through a parameter server."""
+"""`dual-batch` and `hybrid`: two local batch sizes at once, through a parameter server."""
 
 from __future__ import annotations
 
@@ -16,31 +16,23 @@ from batchwright.planning.methods.two_groups import (
     served_in_time,
     served_level,
 )
-from batchwright.planning.resolution import Schedule, resolution_reason, sides
+from batchwright.planning.resolution import resolution_reason, schedule_of, sides
 from batchwright.records import Job, Reason, Source, Stage
 from batchwright.records.text.formatting import between
 
 
 def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...]) -> Layout:
-    """Lay out the plan's table: two groups of workers at the highest resolution."""
-    return two_groups(job, times, None, optimizer)
+    """Lay out the plan's table: two groups of workers at each resolution.
 
+    Arguments are those of `layout.lay_out`.
 
-def two_groups(
-    job: Job, times: Measured | Stated, schedule: Schedule | None, optimizer: tuple[Reason, ...]
-) -> Layout:
-    """Lay out two groups of workers at each resolution of a schedule.
-
-    Args:
-        job: Resolved, its workers settled.
-        times: Step times, and what was chosen for `plain`.
-        schedule: The schedule of resolutions; `None`: the highest throughout.
-        optimizer: The reason for the optimizer, if it is to stand beside the rate's.
+    A method that cycles goes through the resolutions of its schedule, others stay at the highest.
 
     Raises:
         PlanError: There are too many workers, or as `served_in_time` raises.
     """
     refuse_too_many(job.method, times.workers)
+    schedule = schedule_of(job) if job.method_spec.cycles else None
     samples = times.data.train_samples
     levels = sides(job) if schedule is not None else (max(sides(job)),)
     top = times.large_batch()

@@ -8,6 +8,7 @@ moves the small batch a lot.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -287,14 +288,10 @@ def _crossing(pace: Pace, sought: _Sought) -> int:
     if ratio <= 0:
         return pace.least
     allowed = pace.seconds(side, large) / large / ratio
-    low, high = pace.least, large
-    while low < high:
-        middle = (low + high) // 2
-        if pace.seconds(side, middle) / middle <= allowed:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    smaller = range(pace.least, large)
+    return pace.least + bisect_left(
+        smaller, True, key=lambda batch: pace.seconds(side, batch) / batch <= allowed
+    )
 
 
 def shown_relative(values: Sequence[float]) -> str:

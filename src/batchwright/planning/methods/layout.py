@@ -125,7 +125,7 @@ def _laid_out_by_method(
         end: other + sum(n * getattr(one, end) for n, one in rows if one is not None)
         for end in ("value", "low", "high")
     }
-    return made, times.losses.estimate(Estimate(**ends))
+    return made, Estimate(**ends).mapped(times.losses.seconds)
 
 
 def _misses(job: Job, times: Measured | Stated, total: Estimate) -> dict[str, str]:

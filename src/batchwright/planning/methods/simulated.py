@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from batchwright.errors import JobError
+from batchwright.planning.resolution import sides
 from batchwright.prediction.fit import fit_line
 from batchwright.records import (
     VIRTUAL_BANDWIDTH,
@@ -178,14 +179,13 @@ def stated_line(job: Job, side: int) -> tuple[float, float] | None:
     A single time per sample is that at the top resolution, and is scaled to others by the area of
     the images.
     """
-    sides = () if job.resolutions == "auto" else job.resolutions
     (a, exact), (b, _) = _both_stated(job, side)
     if not job.launcher.simulated or a is None or b is None:
         return None
-    return a if exact else a * (side / max(sides, default=side)) ** 2, b
+    return a if exact else a * (side / max(sides(job), default=side)) ** 2, b
 
 
 def _both_stated(job: Job, side: int) -> tuple[tuple[float | None, bool], ...]:
     """`Virtual.stated` for the seconds per sample and for the fixed seconds of a step."""
-    sides = () if job.resolutions == "auto" else job.resolutions
-    return tuple(job.virtual.stated(key, side, sides) for key in ("sample_seconds", "step_seconds"))
+    given = sides(job)
+    return tuple(job.virtual.stated(key, side, given) for key in ("sample_seconds", "step_seconds"))

@@ -1,43 +1,15 @@
-r"""The learning curve: held-out accuracy against optimizer, batch and samples.
+r"""The learning curve of one task: its parameters, fitted to trainings, and what it predicts.
 
-A training that sees S samples in steps of B makes the progress of
+The equation is that of `learning_law`. It is for whole trainings, whose rate has come down by their
+end: within a training accuracy is lower (`falls_short`). Far above the best rate trainings fail,
+which is no parabola: a training that ends at guessing at another rate, or that diverged, shows only
+that so little is reached there, and its pull on the fit is bounded (Huber 1964).
 
-.. math:: \tau = \frac{S - n_0 B}{B + K}
-
-steps of noiseless gradients, with the optimizer's critical batch K (McCandlish et al. 2018, arXiv
-1812.06162, who find :math:`(S / S_{min} - 1)^{-1} = B / K`, which is the same with
-:math:`S_{min} = K \tau`). The first :math:`n_0` steps (`LOST_STEPS`), in which little is learnt, do
-not count. Well below K samples count, well above it steps. Accuracy p on held-out images of C
-classes, freed of guessing, follows
-
-.. math::
-
-    \operatorname{logit} u = a + \beta \ln \frac{\tau}{\tau_0}, \qquad
-    u = \frac{p - 1 / C}{1 - 1 / C}
-
-so the share still to be learnt falls as a power of the steps once it is small, as learning curves
-do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing (where one class is
-larger than the others, 1 / C is its share). :math:`\tau_0` belongs to a training of
-`REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is the logit which that training reaches. The
-curve is for whole trainings, whose rate has come down by their end: within a training accuracy is
-lower (`falls_short`).
-
-At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
-
-.. math:: c \, (m^2 - (x - m)^2) = c \, (2 m x - x^2)
-
-so m is the offset of the best rate and c the weight of the rate; both belong to the optimizer, for
-all batches and lengths. Far above the best rate trainings fail, which is no parabola: a training
-that ends at guessing at another rate, or that diverged, shows only that so little is reached there,
-and its pull on the fit is bounded (Huber 1964).
-
-Level a, slope :math:`\beta` and critical batch are parameters of the task, for each optimizer; the
-latter two, which are positive, by their logarithms. The prior of two optimizers' levels is that of
-their difference at the best rate of each, :math:`a + c m^2`: an optimizer whose usual rate is far
-from its best is far behind at the usual rate only. The prior (`PRIOR`) and the observations are
-combined by Bayes' rule, with normal errors and the curvature of the posterior at its peak
-(Laplace). So a few short trainings already narrow the prediction, many determine it, and the
-interval shows how far.
+The prior of two optimizers' levels is that of their difference at the best rate of each,
+:math:`a + c m^2`: an optimizer whose usual rate is far from its best is far behind at the usual
+rate only. The prior (`PRIOR`) and the observations are combined by Bayes' rule, with normal errors
+and the curvature of the posterior at its peak (Laplace). So a few short trainings already narrow
+the prediction, many determine it, and the interval shows how far.
 """
 
 from __future__ import annotations
@@ -51,6 +23,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from batchwright.prediction.accuracy.learning_law import (
+    LOST_STEPS,
+    REFERENCE_SAMPLES,
+    gain_of,
+    logit_of,
+    needed_samples,
+    rate_places,
+    unit_of,
+)
 from batchwright.prediction.accuracy.trainings import (
     MIN_LEARNT,
     Candidate,
@@ -61,17 +42,6 @@ from batchwright.prediction.accuracy.trainings import (
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
 from batchwright.records.registries.optimizers import OPTIMIZERS, SGD, LearningPrior, Normal
-
-REFERENCE_BATCH, REFERENCE_SAMPLES = 32, 10_000
-"""The training that defines the level, at which tasks and optimizers are compared. It is short, as
-trials are: after long trainings, tasks with steep slopes are ahead of others, so that a prior of
-the level there would bend what short trials show of the slope (docs/log.md)."""
-
-LOST_STEPS = 14.0
-"""Steps at the start of a training that do not count: statistics of normalization settle in them,
-and the rate comes up. Without them, the few steps of large batches in short trainings look like a
-small critical batch, and long trainings are predicted to lose more by a large batch than they do
-(docs/log.md)."""
 
 FORM_ERROR = 0.25
 """Standard error of logit u for each e-fold beyond the longest observed training, as the line may
@@ -87,7 +57,6 @@ the curve pulls it no harder."""
 
 _ROUNDS, _SMALL = 50, 1e-6
 _MAX_LOG = 60.0  # largest logarithm of a number of samples
-_MAX_EXP = 700.0  # largest exponent: `exp` of 710 overflows
 
 
 @dataclass(frozen=True)
@@ -185,7 +154,7 @@ class LearningModel:
         curve, row = self._at(candidate)
         middle = curve - short.mean
         error = hypot(self._error(row, candidate.samples), short.error)
-        counting = _noise(_unit(middle), held_out, self.classes, 0.0) if held_out else 0.0
+        counting = _noise(unit_of(middle), held_out, self.classes, 0.0) if held_out else 0.0
         wide = Z_975 * hypot(error, counting) * self._few
         low, high = middle - wide, middle + wide
         if not self.observed:  # approximate mean for a normal logit (MacKay 1992)
@@ -228,7 +197,7 @@ class LearningModel:
 
     def rate_of(self, optimizer: str) -> tuple[float, float]:
         """The parameters of an optimizer's rate: m and the logarithm of c."""
-        best, weight = _rate_places(self._names, optimizer)
+        best, weight = rate_places(self._names, optimizer)
         return float(self._mean[best]), float(self._mean[weight])
 
     def offset(self, optimizer: str, batch: int | None = None) -> float:
@@ -277,10 +246,10 @@ class LearningModel:
         slope = exp(self._mean[3 * self._names.index(optimizer) + 1])
         offset = self.offset(optimizer, batch) if offset is None else offset
         batch = max(batch, self.known_from)
-        start, _ = self._at(Candidate(optimizer, batch, _needed(1.0, batch), offset))
+        start, _ = self._at(Candidate(optimizer, batch, needed_samples(1.0, batch), offset))
         # At least one sample: contradicting trials may put the accuracy before the first one.
         counted = exp(max(0.0, min(_MAX_LOG, (log(unit / (1 - unit)) - start) / slope)))
-        samples = _needed(counted, batch)
+        samples = needed_samples(counted, batch)
         _, row = self._at(Candidate(optimizer, batch, samples, offset))
         # The derivative by the logarithm of all samples, including those that do not count.
         slope *= samples / counted if counted >= LOST_STEPS * batch else 2.0
@@ -317,9 +286,9 @@ class LearningModel:
             held_out: Number of images that its accuracy is counted on.
             by_parameters: Derivatives of the quantity by the curve's parameters.
         """
-        at, row = _logit(self._mean, self._names, trial)  # even if its batch is below known_from
+        at, row = logit_of(self._mean, self._names, trial)  # even if its batch is below known_from
         longest = max([trial.samples, *(one.samples for one in self.observed)])
-        noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
+        noise = _noise(unit_of(at), held_out, self.classes, self._seed) ** 2
         noise += _shorter(trial.samples, longest) ** 2
         shared = float(by_parameters @ self._covariance @ row)
         return shared**2 / (self._variance(row) + noise)
@@ -366,15 +335,15 @@ class LearningModel:
 
     def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
         known = candidate._replace(batch=max(candidate.batch, self.known_from))
-        return _logit(self._mean, self._names, known)
+        return logit_of(self._mean, self._names, known)
 
     def _share(self, logit: float) -> float:
         """Accuracy, guessing included, whose logit u is ``logit``."""
-        return with_guessing(_unit(logit), self.classes)
+        return with_guessing(unit_of(logit), self.classes)
 
     def _slope(self, logit: float) -> float:
         """Derivative of accuracy by logit u."""
-        return (1 - 1 / self.classes) * _unit(logit) * (1 - _unit(logit))
+        return (1 - 1 / self.classes) * unit_of(logit) * (1 - unit_of(logit))
 
 
 def fit_learning(
@@ -410,7 +379,7 @@ def fit_learning(
             values[place] += gain
         rows, residuals = [], []
         for one, (target, error) in zip(observed, targets, strict=True):
-            value, row = _logit(mean, names, one.training)
+            value, row = logit_of(mean, names, one.training)
             weight = _pull(target - value) / FAILED_ERROR if _fails(one, classes) else 1 / error
             rows.append(weight * row)
             residuals.append(weight * (target - value))
@@ -476,7 +445,7 @@ def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndar
             wanted.append(mean / error)
     for name in names:
         of_rate = prior.of(name).best_rate, prior.of(name).rate_weight
-        for place, (mean, error) in zip(_rate_places(names, name), of_rate, strict=True):
+        for place, (mean, error) in zip(rate_places(names, name), of_rate, strict=True):
             row = np.zeros(5 * len(names))
             row[place] = 1 / error
             rows.append(row)
@@ -492,67 +461,11 @@ def _gain_differences(
     It belongs to the rows of `_prior_rows` that compare levels, as these are compared at the best
     rates. Yields the index of the row, and the difference and its derivatives over the row's error.
     """
-    first, by_first = _gain(mean, names, names[0])
+    first, by_first = gain_of(mean, names, names[0])
     for index, name in enumerate(names[1:], start=1):
-        gain, by_gain = _gain(mean, names, name)
+        gain, by_gain = gain_of(mean, names, name)
         error = prior.of(name).level.error
         yield 3 * index, (gain - first) / error, (by_gain - by_first) / error
-
-
-def _gain(mean: np.ndarray, names: Sequence[str], optimizer: str) -> tuple[float, np.ndarray]:
-    """Logit u at the best rate less that at the usual one, and its derivatives."""
-    best, log_weight = _rate_places(names, optimizer)
-    weight = exp(mean[log_weight])
-    row = np.zeros_like(mean)
-    row[best] = 2 * weight * mean[best]
-    row[log_weight] = gain = weight * mean[best] ** 2
-    return float(gain), row
-
-
-def _logit(
-    mean: np.ndarray, names: Sequence[str], candidate: Candidate
-) -> tuple[float, np.ndarray]:
-    """Logit u of a training, and its derivatives by the parameters."""
-    first = 3 * names.index(candidate.optimizer)
-    level = mean[first]
-    slope, size = exp(mean[first + 1]), exp(mean[first + 2])
-    batch = candidate.batch
-    samples = _counted(candidate.samples, batch) / _counted(REFERENCE_SAMPLES, REFERENCE_BATCH)
-    steps = log(samples * (REFERENCE_BATCH + size) / (batch + size))
-    row = np.zeros_like(mean)
-    by_size = size / (REFERENCE_BATCH + size) - size / (batch + size)
-    row[first : first + 3] = 1.0, slope * steps, slope * by_size
-    value = float(level + slope * steps)
-    offset = candidate.offset
-    if offset:
-        best, log_weight = _rate_places(names, candidate.optimizer)
-        weight = exp(mean[log_weight])
-        row[best] = 2 * weight * offset
-        row[log_weight] = weight * (2 * mean[best] * offset - offset**2)
-        value += float(row[log_weight])
-    return value, row
-
-
-def _counted(samples: float, batch: int) -> float:
-    """Samples S of a training without those of its lost steps.
-
-    If half of them or more are lost it is :math:`S^2 / (4 n_0 B)`, which continues the difference
-    smoothly and stays positive, so that it has a logarithm.
-    """
-    lost = LOST_STEPS * batch
-    return samples - lost if samples >= 2 * lost else samples**2 / (4 * lost)
-
-
-def _needed(counted: float, batch: int) -> float:
-    """The samples of a training of which ``counted`` count: the inverse of `_counted`."""
-    lost = LOST_STEPS * batch
-    return counted + lost if counted >= lost else 2 * sqrt(counted * lost)
-
-
-def _rate_places(names: Sequence[str], optimizer: str) -> tuple[int, int]:
-    """Indices of the parameters of an optimizer's rate: best rate and log weight."""
-    first = 3 * len(names) + 2 * names.index(optimizer)
-    return first, first + 1
 
 
 def _fails(one: Observed, classes: float) -> bool:
@@ -597,8 +510,3 @@ def _estimate(value: float, low: float, high: float) -> Estimate:
     """An estimate of nine digits: further ones depend on the machine, and plans must not."""
     value, low, high = (float(f"{one:.9g}") for one in (value, low, high))
     return Estimate(value=value, low=low, high=high)
-
-
-def _unit(logit: float) -> float:
-    # Counted on few images of nearly one class, the ends of an interval lie beyond any number.
-    return 1 / (1 + exp(min(_MAX_EXP, -logit)))

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from batchwright.planning.validation import least_local
-from batchwright.probing.acquisition import (
+from batchwright.probing.bench import SMALLEST_BATCH, sides_of
+from batchwright.probing.commands import Point
+from batchwright.probing.course.acquisition import (
     ladder_of,
     largest_size,
     local_batch_sizes,
@@ -17,8 +19,6 @@ from batchwright.probing.acquisition import (
     smallest_size,
     visit_seconds,
 )
-from batchwright.probing.bench import SMALLEST_BATCH, sides_of
-from batchwright.probing.commands import Point
 from batchwright.probing.visiting import Visitor
 
 _FIRST_VISITS = 0.4  # of the budget

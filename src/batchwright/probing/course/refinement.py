@@ -10,13 +10,13 @@ from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.planner import plan_to_measure
 from batchwright.prediction.contradictions import contradictions, key_of
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
-from batchwright.probing.acquisition import (
+from batchwright.probing.commands import Point
+from batchwright.probing.course.acquisition import (
     MIN_POINTS,
     OpenChoice,
     is_enough,
     next_point,
 )
-from batchwright.probing.commands import Point
 from batchwright.probing.course.curves import Curve, Curves
 from batchwright.records import Plan, Prediction, Profile
 

@@ -1,1 +1,1 @@
-"""Clusters that are described rather than there: what one is imagined to be, what it costs."""
+"""Clusters as they are described: in sections of a job, or to be simulated."""

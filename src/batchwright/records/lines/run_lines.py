@@ -10,17 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Estimate, Record
-from batchwright.records.run import (
-    Count,
-    EpochRecord,
-    Index,
-    Loss,
-    NonNegative,
-    Place,
-    Positive,
-    RoundRecord,
-)
+from batchwright.records.base import Count, Estimate, Index, Record
+from batchwright.records.run import EpochRecord, Loss, NonNegative, Place, Positive, RoundRecord
 
 LONGEST_NOTE = 4000
 """Longest text of a note, in characters."""

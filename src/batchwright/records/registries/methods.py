@@ -118,7 +118,7 @@ METHODS = Registry(
         "hybrid",
         "both",
         "both",
-        plan=f"{_METHODS}.hybrid:lay_out",
+        plan=f"{_METHODS}.dual_batch:lay_out",
         cycles=True,
         served=True,
         keys=("dual", "server", "cycle"),

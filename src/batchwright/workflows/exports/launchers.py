@@ -18,8 +18,8 @@ import yaml
 
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan
+from batchwright.records.clusters.sections import SLURM_TIME, SLURM_TIME_HINT
 from batchwright.records.documents import change_job
-from batchwright.records.job_sections import SLURM_TIME, SLURM_TIME_HINT
 from batchwright.workflows.engines.slurm_script import body, notice
 from batchwright.workflows.exports.target import Target, headline
 

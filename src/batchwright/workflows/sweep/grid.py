@@ -20,9 +20,10 @@ from pydantic import JsonValue
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job, SweptKey
-from batchwright.records.documents import LISTS, change_job, pairs_of, plain
+from batchwright.records.documents import change_job, pairs_of
 from batchwright.records.text.formatting import job_value, setting_words
 from batchwright.records.text.job_keys import job_keys, unknown_key
+from batchwright.records.text.job_values import LISTS, plain
 from batchwright.records.text.problems import described
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
 from batchwright.storage.files import beginning

@@ -1,0 +1,1 @@
+"""Records of single measurements, of which a profile consists."""
