@@ -18,19 +18,13 @@ from typing import Any
 
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records import Job, Plan, RunSummary
-from batchwright.records.documents import (
-    change_job,
-    flattened,
-    load_job,
-    read_record,
-    text_of,
-)
+from batchwright.records.documents import change_job, flattened, load_job, read_record, text_of
 from batchwright.records.job import check_job
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import read_summary, resuming_words
 from batchwright.records.text.problems import to_stderr
 from batchwright.storage.files import is_there, look_again
-from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+from batchwright.workflows.job_changes import refuse_unconfirmed_code
 
 
 def hands_over(job: Job) -> bool:
