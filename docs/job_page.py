@@ -21,7 +21,7 @@ from batchwright.records.text.job_keys import (
     field_of,
     job_keys,
 )
-from batchwright.workflows.prepare_job import TRAINING_KEYS
+from batchwright.workflows.job_changes import TRAINING_KEYS
 
 PAGE = Path(__file__).with_name("job.md")
 SIMULATE = Path(__file__).with_name("simulate.md")

@@ -25,7 +25,7 @@ from torch import nn
 from batchwright.distributed.group import Group
 from batchwright.distributed.processes import STARTED, STARTED_AGAIN
 from batchwright.errors import FileError, PlanError
-from batchwright.reporting.data.reading import accounting
+from batchwright.reporting.data.accounting import accounting
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.randomness import (
     random_states,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from batchwright.errors import DataError
-from batchwright.workload.data.cifar import EDITIONS, find_folder, read_classes, read_part
+from batchwright.workload.data.arrays import EDITIONS, find_folder, read_classes, read_part
 
 HUNDRED = EDITIONS["cifar100"]
 DATA = os.environ.get("BATCHWRIGHT_DATA")

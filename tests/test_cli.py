@@ -40,7 +40,7 @@ from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.reading import overall
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.workflows import doctor
-from batchwright.workflows.prepare_job import refuse_unconfirmed_code, with_job
+from batchwright.workflows.job_changes import refuse_unconfirmed_code, with_job
 from batchwright.workload.data.sources import open_data
 from clusters import make_step
 from samples import (

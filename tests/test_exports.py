@@ -28,7 +28,8 @@ from batchwright.records.documents import read_record, write_record
 from batchwright.workflows.engines import with_workers
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
-from batchwright.workflows.prepare_job import data_facts, refuse_another
+from batchwright.workflows.job_changes import refuse_another
+from batchwright.workflows.prepare_job import data_facts
 from forked_tasks import forking_tasks
 from gloo import free_port
 from samples import make_cyclic_plan, make_dual_plan, make_job, make_network, make_plan

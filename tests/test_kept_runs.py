@@ -26,7 +26,7 @@ from benchmarks.methods.large_batch_arms import (
 )
 from benchmarks.planning import decisions_runs
 
-from batchwright.workload.data import cifar
+from batchwright.workload.data.arrays import EDITIONS, find_folder, read_part
 from samples import make_data, make_network
 
 
@@ -159,16 +159,16 @@ def test_a_smaller_cifar_has_images_from_all_over_and_all_held_out_ones(tmp_path
         (original / name).write_bytes(pickle.dumps(content, protocol=4))
     (original / "meta").write_bytes(pickle.dumps(names))
     copy = smaller_cifar100(tmp_path / "data", 10, tmp_path / "copy")
-    edition = cifar.EDITIONS["cifar100"]
-    folder = cifar.find_folder(edition, copy)
-    images, labels = cifar.read_part(edition, folder, "train", 100)
+    edition = EDITIONS["cifar100"]
+    folder = find_folder(edition, copy)
+    images, labels = read_part(edition, folder, "train", 100)
     assert labels.tolist() == list(range(0, 50, 5))
-    full, _ = cifar.read_part(edition, original, "train", 100)
+    full, _ = read_part(edition, original, "train", 100)
     assert (images == full[::5]).all()
-    assert len(cifar.read_part(edition, folder, "val", 100)[1]) == 7
+    assert len(read_part(edition, folder, "val", 100)[1]) == 7
     few = smaller_cifar100(tmp_path / "data", 10, tmp_path / "few", held_out=2)
-    few = cifar.find_folder(edition, few)
-    assert cifar.read_part(edition, few, "val", 100)[1].tolist() == [0, 3]
+    few = find_folder(edition, few)
+    assert read_part(edition, few, "val", 100)[1].tolist() == [0, 3]
     with pytest.raises(ValueError, match="60 images wanted of 50"):
         smaller_cifar100(tmp_path / "data", 60, tmp_path / "other")
 

@@ -17,8 +17,8 @@ from batchwright.records.documents import (
     write_record,
     write_text,
 )
-from batchwright.workflows import prepare_job, verbs
-from batchwright.workflows.prepare_job import measured_before
+from batchwright.workflows import job_changes, verbs
+from batchwright.workflows.job_changes import measured_before
 from batchwright.workflows.stopwatch import Stopwatch
 from samples import make_job, make_profile
 from test_learning import taught
@@ -29,7 +29,7 @@ def measured(tmp_path, monkeypatch):
     """Puts a profile into a run folder, whose data are those that it was measured with."""
 
     def put(profile):
-        monkeypatch.setattr(prepare_job, "data_facts", lambda _: profile.data)
+        monkeypatch.setattr(job_changes, "data_facts", lambda _: profile.data)
         write_record(profile, tmp_path / "profile.json")
         return profile
 
@@ -129,7 +129,7 @@ def test_a_job_that_was_not_measured_is_refused_and_nothing_is_lost(tmp_path, me
 def test_other_images_are_refused(tmp_path, measured, monkeypatch):
     profile = measured(make_profile())
     other = profile.data.model_copy(update={"digest": "0" * 64})
-    monkeypatch.setattr(prepare_job, "data_facts", lambda _: other)
+    monkeypatch.setattr(job_changes, "data_facts", lambda _: other)
     with pytest.raises(PlanError, match="was measured with other images than data="):
         measured_before(tmp_path, asked(profile))
 

@@ -13,7 +13,7 @@ from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.loading import nearest_loaded, pooled_loading
 from batchwright.records import Profile, StepLoading
-from batchwright.reporting.data.reading import worker_rows
+from batchwright.reporting.data.accounting import worker_rows
 from batchwright.training.batches.feeding import DatasetFeed
 from samples import make_cluster, make_profile, make_summary
 from test_session import make_session, make_tiny_plan, summary_in, train

@@ -25,8 +25,8 @@ from batchwright.reporting.charts.chart import (
     log_axis,
 )
 from batchwright.reporting.charts.run import candidates_chart, epochs_chart
+from batchwright.reporting.data.accounting import accounting
 from batchwright.reporting.data.plan_words import stage_rows
-from batchwright.reporting.data.reading import accounting
 from batchwright.reporting.pages.page import page, write_page
 from batchwright.reporting.pages.style import STYLE
 from batchwright.reporting.render.svg import drawn

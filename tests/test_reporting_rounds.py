@@ -13,8 +13,9 @@ from PIL import Image
 from batchwright.records import RoundRecord
 from batchwright.reporting.charts.rounds import evenness_charts, newest_rounds, timelines
 from batchwright.reporting.charts.stages import stage_charts
+from batchwright.reporting.data.accounting import accounting
 from batchwright.reporting.data.plan_words import decided_words, local_range, split_rows, stage_rows
-from batchwright.reporting.data.reading import accounting, comparisons, overall
+from batchwright.reporting.data.reading import comparisons, overall
 from batchwright.reporting.data.round_curves import (
     MAX_ROUNDS,
     all_rounds,

@@ -17,14 +17,8 @@ from batchwright.records import (
     RoundCheck,
 )
 from batchwright.records.lines.run_lines import EpochLine
-from batchwright.reporting.data.reading import (
-    accounting,
-    check_words,
-    compared_rows,
-    comparisons,
-    whole_accounting,
-    worker_rows,
-)
+from batchwright.reporting.data.accounting import accounting, whole_accounting, worker_rows
+from batchwright.reporting.data.reading import check_words, compared_rows, comparisons
 from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.render.progress import progress

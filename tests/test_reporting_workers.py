@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from batchwright.records import LocalBatches, WorkerTime
 from batchwright.records.text.plan_text import explain
 from batchwright.reporting.charts.workers import MAX_PANELS
-from batchwright.reporting.data.reading import accounting, worker_rows
+from batchwright.reporting.data.accounting import accounting, worker_rows
 from batchwright.reporting.data.worker_curves import (
     Share,
     changes,

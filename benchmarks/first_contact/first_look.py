@@ -22,7 +22,7 @@ from batchwright.records import MachineLoad, Precision, Profile, RunSummary
 from batchwright.records.documents import read_record
 from batchwright.records.job_sections import MAX_BUDGET
 from batchwright.records.text.load_text import busy_warning
-from batchwright.reporting.data.reading import whole_accounting
+from batchwright.reporting.data.accounting import whole_accounting
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process
 from benchmarks.harness.benchmark import ROOT, Found, say

@@ -35,7 +35,7 @@ from batchwright.probing.probe import measure_points
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.training.parameter_server.merging import pack, unpack
-from batchwright.workload.data.cifar import EDITIONS
+from batchwright.workload.data.arrays import EDITIONS
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import arithmetic, dtype_of, enter, resolve_device

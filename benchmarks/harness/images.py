@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.workload.data import cifar
+from batchwright.workload.data.arrays import EDITIONS, find_folder, read_classes, read_part
 
-CIFAR100 = cifar.EDITIONS["cifar100"]
+CIFAR100 = EDITIONS["cifar100"]
 PICKLE = 4  # the newest protocol whose pickles of arrays the reader of CIFAR files admits
 
 
@@ -26,17 +26,17 @@ def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | N
 
     ``data`` holds ``cifar-100-python/``; so does ``folder`` afterwards, which is returned.
     """
-    original, copy = cifar.find_folder(CIFAR100, data), folder / CIFAR100.folder
+    original, copy = find_folder(CIFAR100, data), folder / CIFAR100.folder
     copy.mkdir(parents=True)
     for name in CIFAR100.names:
         link(original / name, copy / name)
-    classes = len(cifar.read_classes(CIFAR100, original))
+    classes = len(read_classes(CIFAR100, original))
     wanted = {"train": images, "test": held_out}
     for part, name in (("train", "train"), ("val", "test")):
         if wanted[name] is None:
             link(original / name, copy / name)
             continue
-        pixels, labels = cifar.read_part(CIFAR100, original, part, classes)
+        pixels, labels = read_part(CIFAR100, original, part, classes)
         chosen = evenly(len(labels), wanted[name])
         planes = np.ascontiguousarray(pixels[chosen].transpose(0, 3, 1, 2))  # as the files hold it
         write_cifar(copy / name, planes.reshape(len(chosen), -1), labels[chosen])

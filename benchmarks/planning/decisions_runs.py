@@ -25,7 +25,7 @@ from PIL import Image
 
 from batchwright.records import Job, Plan
 from batchwright.records.documents import change_job
-from batchwright.workload.data import cifar
+from batchwright.workload.data.arrays import find_folder, read_classes
 from batchwright.workload.data.sources import open_data
 from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
 from benchmarks.harness.images import CIFAR100, PICKLE, evenly, link_folder, write_cifar
@@ -148,13 +148,13 @@ def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None
 
 
 def _copy_cifar(task: Task, data: Path, copy: Path, look: int | None) -> None:
-    original = cifar.find_folder(CIFAR100, data)
+    original = find_folder(CIFAR100, data)
     grouped = task.data == "cifar100-groups"
     train, test = (_cifar_file(original / name, grouped) for name in ("train", "test"))
     drawn = draw(task, len(train[1]), look=look)
     if drawn.held_out is not None:
         test = tuple(one[list(drawn.held_out)] for one in train)
-    names = cifar.read_classes(CIFAR100, original)
+    names = read_classes(CIFAR100, original)
     if grouped:
         names = _unpickled(original / "meta")["coarse_label_names"][:GROUPS]
     folder = copy / CIFAR100.folder

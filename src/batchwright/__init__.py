@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from batchwright.training.batches.unequal import Sampler, weight
     from batchwright.training.session import Session
     from batchwright.workflows.delivery.deliver import deliver
+    from batchwright.workflows.scheduling import schedule
     from batchwright.workflows.simulating import simulate, take_searched
     from batchwright.workflows.sweep.verb import sweep
     from batchwright.workflows.trainers.accelerate import ForAccelerate
     from batchwright.workflows.trainers.lightning import ForLightning
     from batchwright.workflows.trainers.transformers import ForTransformers
-    from batchwright.workflows.verbs import check, plan, probe, report, run, schedule, train
+    from batchwright.workflows.verbs import check, plan, probe, report, run, train
     from batchwright.workload.model_files import load_model
     from batchwright.workload.muon import muon
 
@@ -70,7 +71,7 @@ _HOME = {
     "probe": "workflows.verbs",
     "report": "workflows.verbs",
     "run": "workflows.verbs",
-    "schedule": "workflows.verbs",
+    "schedule": "workflows.scheduling",
     "simulate": "workflows.simulating",
     "sweep": "workflows.sweep.verb",
     "take_searched": "workflows.simulating",

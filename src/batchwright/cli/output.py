@@ -277,10 +277,10 @@ def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None
 
 def compare(runs: list[str], out: Path, as_json: bool) -> None:
     """Compare several runs: write page and figure into ``out``, and print the table."""
+    from batchwright.reporting.pages.reports import compare_runs
     from batchwright.reporting.render.tables import comparison_table
-    from batchwright.workflows import verbs
 
-    comparison, page = verbs.compare_runs(runs, out=out)
+    comparison, page = compare_runs(runs, out)
     show(comparison_table(comparison))
     print(f"comparison: {page} (figure: {page.with_suffix('.png')})", file=sys.stderr)
     if as_json:

@@ -141,7 +141,7 @@ def check(
     from batchwright.reporting.data.reading import check_words
     from batchwright.reporting.render.tables import check_table
     from batchwright.workflows import verbs
-    from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+    from batchwright.workflows.job_changes import refuse_unconfirmed_code
 
     if out is not None and profile is None and Path(plan, "profile.json").is_file():
         profile = plan  # the run folder's own
@@ -182,13 +182,13 @@ def schedule(
     """Show the learning rate over the epochs, with its sources. Trains nothing."""
     from batchwright.reporting.render.figures import write_schedule_figure
     from batchwright.reporting.render.tables import schedule_table
-    from batchwright.workflows import verbs
+    from batchwright.workflows.scheduling import schedule as scheduled
 
     places, overrides = files_and_keys(words)
     if len(places) > 1:
         raise PlanError(f"schedule shows one thing at a time, not {' and '.join(places)}")
     refuse_bad_figure(figure)
-    found = verbs.schedule(places[0] if places else None, overrides=overrides)
+    found = scheduled(places[0] if places else None, overrides=overrides)
     for doubt in found.doubts:
         print(f"warning: {doubt}", file=sys.stderr)
     show(schedule_table(found))

@@ -126,11 +126,7 @@ def serve(
     with _with_serve():
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_artifacts, default_database
-        from batchwright.service.operating.serving import (
-            check_names,
-            log_to_stderr,
-            public_parts,
-        )
+        from batchwright.service.operating.serving import check_names, log_to_stderr, public_parts
         from batchwright.service.operating.serving import serve as serve_until_stopped
         from batchwright.service.settings import GIB, Limits, Settings
         from batchwright.service.store.tokens import new_name, sign_in_address

@@ -139,7 +139,7 @@ def report(
     """Report a run: predicted against measured, accuracy, time. Needs no torch."""
     from batchwright.records.lines import export
     from batchwright.records.run_folder import read_summary
-    from batchwright.workflows import verbs
+    from batchwright.reporting.pages.reports import write_report
     from batchwright.workflows.run_training import with_refit
 
     if metrics is not None:
@@ -157,8 +157,7 @@ def report(
         compare(runs, out or Path(), as_json)
         return
     summary = with_refit(read_summary(runs[0]))
-    page = verbs.write_report(summary, out)
-    finish(summary, as_json, page=page)
+    finish(summary, as_json, page=write_report(summary, out))
 
 
 def deliver(

@@ -317,9 +317,6 @@ class Group:
         """Note an error, and abort exchanges that may never end; to be called first after it.
 
         The abort may take seconds, in which others may miss this worker.
-
-        Args:
-            error: As for `close`.
         """
         self._note(error)
         if self.size > 1:
@@ -363,8 +360,7 @@ class Group:
 def _refuse_one_gpu(gpus: Sequence[tuple[str, str]]) -> None:
     """Refuse two workers on one GPU, on all workers together, with a clearer error than NCCL's.
 
-    Args:
-        gpus: Host and identity of each worker's GPU, in rank order.
+    ``gpus`` has host and identity of each worker's GPU, in rank order.
 
     Raises:
         JobError: Two workers are on one GPU.
@@ -477,11 +473,7 @@ def _cause(error: RuntimeError) -> str:
 
 
 def _loss(cause: str) -> LostWorkerError:
-    """The error of an exchange that has failed; it names who is lost, if anybody is.
-
-    Args:
-        cause: What was said of the exchange.
-    """
+    """The error of an exchange that ``cause`` has ended; it names who is lost, if anybody is."""
     lost = "" if RollCall.current is None else RollCall.current.inquire()
     return LostWorkerError(
         "lost contact with another worker during an exchange: "

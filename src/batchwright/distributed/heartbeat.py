@@ -163,10 +163,7 @@ class RollCall:
         """Wait until all workers have begun what this one has begun last.
 
         Otherwise its exchange would be paired with a different one: both workers would wait for a
-        timeout, or use each other's numbers wrongly.
-
-        Args:
-            timeout: Seconds to wait.
+        timeout, or use each other's numbers wrongly. ``timeout`` is in seconds.
 
         Raises:
             TrainingError: Another worker has begun something else instead.

@@ -14,12 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchwright.distributed.exit_reports import (
-    forget_reports,
-    killed,
-    raise_failure,
-    reports_in,
-)
+from batchwright.distributed.exit_reports import forget_reports, killed, raise_failure, reports_in
 from batchwright.distributed.processes import LAUNCH, STARTED, STARTED_AGAIN, STORE_SOCKET
 from batchwright.distributed.supervisor import GRACE_SECONDS, Supervisor
 from batchwright.distributed.worker_processes import Children
@@ -73,16 +68,7 @@ def run_workers(
 
 
 class AllTogether(Supervisor):
-    """Supervises workers of which none can go on without the others.
-
-    Args:
-        children: The workers, which are not started yet.
-        folder: Where their logs and error reports go; it exists.
-        workers: Number of workers.
-        port: Port at which they meet; 0: any free one.
-        lock: Lock of the folder that worker 0 writes.
-        options: Further arguments of `Supervisor`.
-    """
+    """Supervises workers of which none can go on without the others; see `run_workers`."""
 
     def __init__(
         self,

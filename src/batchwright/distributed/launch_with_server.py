@@ -76,16 +76,7 @@ def run_with_server(
 
 
 class WithServer(Supervisor):
-    """Supervises workers of a parameter server, each of which can go on without the others.
-
-    Args:
-        children: The workers, which are not started yet.
-        folder: Where their logs and error reports go; it exists.
-        server: The server, which is not started yet.
-        workers: Number of workers.
-        resume: Whether the server goes on from a checkpoint.
-        options: Further arguments of `Supervisor`.
-    """
+    """Supervises workers of a parameter server, each of which can go on without the others."""
 
     def __init__(
         self,

@@ -121,10 +121,8 @@ class Supervisor(ABC):
 def noting_signals(*, once: bool = False) -> Iterator[list[int]]:
     """Inside, stop signals are noted in the list instead of ending this process.
 
-    Outside the main thread nothing is noted: there the caller handles signals.
-
-    Args:
-        once: Whether a second signal has its former effect.
+    Outside the main thread nothing is noted: there the caller handles signals. With ``once`` a
+    second signal has its former effect.
     """
     noted: list[int] = []
     former: dict[int, Any] = {}

@@ -83,11 +83,9 @@ def pairs_of(plan: Plan) -> tuple[Pair, ...]:
 
 @contextmanager
 def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
-    """Start workers that measure pairs of this plan and of plans made from the same job.
+    """Start workers that measure pairs of a plan with two batch sizes and of others of its job.
 
-    Args:
-        plan: A plan with two batch sizes.
-        folder: Folder for the workers' files; made if missing.
+    Their files go into ``folder``, which is made if missing.
 
     Yields:
         The function that `settle` measures with.

@@ -7,7 +7,7 @@ Modules that need torch are imported inside functions.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,29 +18,19 @@ from batchwright.algorithms.simulated_clock import Cluster, step_times
 from batchwright.distributed.joining.environments import Started, joined
 from batchwright.distributed.launch import refuse_busy_port
 from batchwright.errors import ArgumentError, DataError, JobError, PlanError
-from batchwright.planning.candidates.learnt import ACCURACY_TAKES, TRAINED_KEYS
+from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.gradient_scaling import check_least, check_step
 from batchwright.planning.methods.simulated import stated_line
 from batchwright.planning.resolution import preset_doubts, settled, with_recipe
-from batchwright.planning.validation import (
-    PLANNING_KEYS,
-    as_measured,
-    check_batch,
-    check_micro_batches,
-    idle_keys,
-    least_local,
-    within_measured,
-)
-from batchwright.records import DataFacts, Job, Plan, Profile
+from batchwright.planning.validation import check_batch, check_micro_batches, idle_keys, least_local
+from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.agent_rules import room_for
-from batchwright.records.base import Keys
-from batchwright.records.documents import change_job, load_job, read_record
+from batchwright.records.documents import change_job, load_job
 from batchwright.records.job import as_written, check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
 from batchwright.records.run_folder import has_checkpoint, resuming_words
 from batchwright.records.text.formatting import counted, shares_between
-from batchwright.records.text.job_values import plain, text_of
 from batchwright.records.text.problems import described, to_stderr
 from batchwright.reporting.render.progress import steps
 from batchwright.workflows.prices import check_prices
@@ -48,17 +38,8 @@ from batchwright.workflows.prices import check_prices
 if TYPE_CHECKING:
     from torch import nn
 
-    from batchwright.workload.data.sources import ImageData
-
 # Largest factor on the images' side without a warning. Pretrained networks take small images at 7.
 _MOST_ENLARGED = 16
-
-TRAINING_KEYS = (
-    *("checkpoint_epochs", "checkpoint_seconds", "checkpoint_steps", "data", "data_args"),
-    *("launch", "nodes", "port", "ray", "rebalance", "rebalance_steps"),
-    *("restarts", "slurm", "timeout"),
-)
-"""Job keys that may change after planning; ``data`` only to another copy of the same images."""
 
 
 def job_of(
@@ -79,13 +60,6 @@ def job_of(
     with other_keys_come():
         job = job if isinstance(job, Job) else load_job(job)
     return change_job(job, keys, overrides)
-
-
-def _open_data(job: Job) -> ImageData:
-    from batchwright.workload.data.sources import open_data
-
-    with steps() as show:
-        return open_data(job, progress=show)
 
 
 def ready(job: Job, *, judged: bool = False) -> Job:
@@ -114,7 +88,10 @@ def data_facts(job: Job) -> DataFacts:
     Raises:
         DataError: The data are unknown, missing, damaged or inconsistent.
     """
-    return _open_data(job).facts
+    from batchwright.workload.data.sources import open_data
+
+    with steps() as show:
+        return open_data(job, progress=show).facts
 
 
 def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
@@ -141,7 +118,7 @@ def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
     job = resolve(job, facts)
     built = _check_network(job, facts)
     job = _with_normalization(job, built)
-    side = max(_sides(job, facts))
+    side = max(sides_of(job, facts))
     network = network_facts(job.network, built, side, facts.channels)
     check_outputs(job, built, side, facts)
     if judged:
@@ -258,7 +235,7 @@ def warn_of_doubts(job: Job, data: DataFacts) -> None:
             f"{guessed:.3g} of all cases where {where}: give more, or training "
             "ends with its first evaluation"
         )
-    top = max(_sides(job, data))
+    top = max(sides_of(job, data))
     if top > _MOST_ENLARGED * data.side:
         to_stderr(
             f"warning: resolutions={top} for images of {data.name}, which have {data.side} px: "
@@ -340,7 +317,7 @@ def _refuse_crowd(job: Job) -> None:
 
 def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
     """Refuse an extra time that, by the stated time of a step, makes the small batch too small."""
-    line = stated_line(job, max(_sides(job, data)))
+    line = stated_line(job, max(sides_of(job, data)))
     if line is None or not line[1] or not groups_known(job):
         return
     small, extra = int(job.dual.small_workers), float(job.dual.extra_time)
@@ -472,7 +449,7 @@ def check_workload(plan: Plan, *, goes_on: bool = False) -> nn.Module:
     _refuse_surroundings(plan.job)
     from batchwright.workload.task import check_outputs
 
-    facts = _open_data(plan.job).facts
+    facts = data_facts(plan.job)
     if facts.digest != plan.data.digest:
         raise PlanError(
             f"the plan was made for other data than data={plan.job.data}: "
@@ -486,18 +463,20 @@ def check_workload(plan: Plan, *, goes_on: bool = False) -> nn.Module:
     return network
 
 
-def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
+def sides_of(job: Job, data: DataFacts) -> tuple[int, ...]:
+    """The training resolutions, in pixels, rising; with `auto` that of the data alone."""
     return (data.side,) if job.resolutions == "auto" else job.resolutions
 
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
     """Build the job's network and loss; a wrong name, file or pattern is refused at once."""
+    from batchwright.workload.extras import some_names
     from batchwright.workload.loss import build_loss, check_loss
     from batchwright.workload.passes.recomputation import recompute
     from batchwright.workload.starting_weights import freeze, load_weights
     from batchwright.workload.task import build_network, check_sides
 
-    sides = _sides(job, data)
+    sides = sides_of(job, data)
     network = build_network(
         job.network,
         classes=len(data.classes),
@@ -511,157 +490,9 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
     if job.weights is not None:
         left = load_weights(network, job.weights)
         if left:
-            shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
-            to_stderr(f"not in {job.weights}, so trained from scratch: {shown}")
+            to_stderr(f"not in {job.weights}, so trained from scratch: {some_names(left, 4)}")
     freeze(network, job.frozen)
     if job.activation_checkpointing == "on":
         recompute(network)
     check_loss(job, build_loss(job), len(data.classes))
     return network
-
-
-def with_job(plan: Plan, job: Job, resumed: Path | None = None) -> Plan:
-    """The plan with another job, which may differ in `TRAINING_KEYS` and `goal.deadline` only.
-
-    Args:
-        plan: The plan.
-        job: The other job.
-        resumed: The folder of the run that goes on by this plan.
-
-    Raises:
-        PlanError: The job differs in another key.
-    """
-    found = [*planned_differences(plan.job, job)]
-    if found:
-        key, planned, asked = found[0]
-        what = "plan again with it"
-        if resumed is not None:
-            keys = {key: text_of(key, plain(asked)) for key, _, asked in found}
-            them = "it" if len(found) == 1 else "them"
-            what = f"resume without {them}, or train another run: `{_run_from(resumed, keys)}`"
-        raise PlanError(
-            f"{key}={as_written(asked)} differs from the plan's {key}={as_written(planned)}: "
-            f"{what} (training itself takes {', '.join(TRAINING_KEYS)}, goal.deadline)"
-        )
-    return plan.model_copy(update={"job": job})
-
-
-def _run_from(folder: Path, keys: Mapping[str, str]) -> str:
-    """The command of another run of a run's job, from its weights where they fit and are meant."""
-    weights, changes = folder / "checkpoints" / "last.pt", dict(keys)
-    anew = ("network", "data", "resolutions", "seed", "weights")
-    if weights.exists() and not any(key.startswith(anew) for key in keys):
-        changes = {"weights": str(weights)} | changes
-    words = (f"{key}={value}" for key, value in changes.items())
-    return shlex.join(["batchwright", "run", str(folder / "job.yaml"), *words])
-
-
-def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:
-    """Refuse to resume a run with a plan for another job, since the run's own plan is followed.
-
-    Args:
-        given: The plan that the user named.
-        kept: The run's plan, which may have changed since for the same job.
-        folder: The run folder.
-
-    Raises:
-        PlanError: The plans are for different jobs, or different images.
-    """
-    found = [*planned_differences(kept.job, given.job)]
-    if kept.data.digest != given.data.digest:
-        found.insert(0, ("data", kept.data.name, given.data.name))
-    for key, own, other in found:
-        raise PlanError(
-            f"{folder} holds a run of another plan ({key}={as_written(own)}, and the plan given "
-            f"has {key}={as_written(other)}): choose another run folder, or leave the plan out"
-        )
-
-
-def may_change(key: str) -> bool:
-    """Whether a job key may change after planning: one of `TRAINING_KEYS`, or the deadline."""
-    return key.partition(".")[0] in TRAINING_KEYS or key == "goal.deadline"
-
-
-def planned_differences(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
-    """Keys that may not change after planning in which two jobs differ, each with both values."""
-    return (one for one in differences(before, now) if not may_change(one[0]))
-
-
-def differences(before: Keys, now: Keys, section: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Keys, nested ones with dots, in which two jobs differ, each with both values."""
-    for name in type(before).model_fields:
-        key, old, new = f"{section}{name}", getattr(before, name), getattr(now, name)
-        if old != new and isinstance(old, Keys) and isinstance(new, Keys):
-            yield from differences(old, new, f"{key}.")
-        elif old != new:
-            yield key, old, new
-
-
-def measured_before(folder: Path, job: Job) -> Profile | None:
-    """The profile that a stopped run without a plan has kept, for the job as it is now.
-
-    A line on stderr says how it is used. Its trials are marked open if more are wanted.
-
-    Args:
-        folder: The run folder.
-        job: From `ready`. It may differ from the measured job in `probe.learning`, and in keys that
-            change neither measurements nor trials.
-
-    Returns:
-        The profile; `None` if the run has not measured anything.
-
-    Raises:
-        PlanError: The job differs in other keys, or the images differ.
-        FileError: The profile cannot be read.
-    """
-    path = folder / "profile.json"
-    if not path.exists():
-        to_stderr(f"{folder} has no profile yet: measuring from the beginning")
-        return None
-    profile = read_record(path, Profile)
-    if data_facts(job).digest != profile.data.digest:
-        raise PlanError(
-            f"{path} was measured with other images than data={job.data} has now: begin a run of "
-            "its own in another folder (--out)"
-        )
-    job, changed = as_measured(job, profile), []
-    pretrained = job.weights or job.network_args.get("pretrained")
-    if pretrained and profile.job.normalize == "auto" and isinstance(job.normalize, tuple):
-        # Of an earlier version, which normalized by the training images whatever the weights.
-        job = job.model_copy(update={"normalize": "auto"})
-        to_stderr(f"{path} was measured with normalize=auto, which is kept")
-    free = PLANNING_KEYS - {"workers", "resolutions"}
-    # A run bounds `goal.max_workers` once all is measured. Until then the profile has the job's own
-    # number: with another one a probe that was stopped would begin anew.
-    known, asked = (within_measured(one, profile) for one in (profile.job, job))
-    for key, before, now in differences(known, asked):
-        if key.partition(".")[0] in free.difference(TRAINED_KEYS if profile.trials else ()):
-            changed += [] if key == "goal.kinds" else [f"{key}={as_written(now)}"]
-        elif key != "probe.learning":
-            raise PlanError(
-                f"{path} was measured with {key}={as_written(before)}, and "
-                f"{key}={as_written(now)} is asked for: go on with it as it was, or begin a run "
-                "of its own in another folder (--out)"
-            )
-    more = job.probe.learning != profile.job.probe.learning or profile.trials_open
-    profile = profile.model_copy(update={"job": job, "trials_open": more})
-    if not more:
-        now_with = f", with {', '.join(changed)}" if changed else ""
-        to_stderr(f"{path} has all that was measured: planning by it{now_with}")
-    return profile
-
-
-def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[str]) -> None:
-    """Refuse a file's job that names code to import, unless the caller repeats the name.
-
-    Raises:
-        PlanError: The job names code that is in neither ``keys`` nor ``overrides``.
-    """
-    named = {*keys, *(text.partition("=")[0].strip() for text in overrides)}
-    for key in job.code_keys:
-        if key not in named:
-            name = getattr(job, key)
-            raise PlanError(
-                f"{key}={name} in a file would run code: repeat {shlex.quote(f'{key}={name}')} on "
-                "the command line to allow it"
-            )

@@ -31,9 +31,7 @@ _CATALOGUE = (
     *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB"),
     *("Price", "SpotPrice", "Region", "AvailabilityZone"),
 )
-_OWN = (
-    *("kind", "price", "spot_price", "preemptions_per_hour", "count", "memory", "like", "speed"),
-)
+_OWN = ("kind", "price", "spot_price", "preemptions_per_hour", "count", "memory", "like", "speed")
 
 
 class _Row(NamedTuple):
@@ -222,12 +220,12 @@ def _read(path: Path) -> tuple[list[_Row], list[str]]:
         raise FileError(f"{path} line {reader.line_num} is not CSV: {error}") from None
 
 
-def _need(path: Path, columns: Sequence[str], needed: Sequence[str], all_of: Sequence[str]) -> None:
+def _need(path: Path, columns: Sequence[str], *needed: str) -> None:
     missing = [name for name in needed if name not in columns]
     if missing:
         raise FileError(
             f"{path} line 1: no column {' and '.join(missing)}; a file of prices has "
-            f"{','.join(all_of)}, or is a catalogue with {','.join(_CATALOGUE)}"
+            f"{','.join(_OWN)}, or is a catalogue with {','.join(_CATALOGUE)}"
         )
 
 
@@ -243,7 +241,7 @@ def _of_own(
     *,
     others: bool,
 ) -> tuple[WorkerKind, ...]:
-    _need(path, columns, ("kind", "price"), _OWN)
+    _need(path, columns, "kind", "price")
     if unknown := next((name for name in columns if name not in _OWN), None):
         raise FileError(f"{path} line 1: column {unknown!r} is unknown; known are {','.join(_OWN)}")
     found: list[WorkerKind] = []
@@ -313,7 +311,7 @@ def _of_catalogue(
     *,
     others: bool,
 ) -> tuple[WorkerKind, ...]:
-    _need(path, columns, ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price"), _OWN)
+    _need(path, columns, "InstanceType", "AcceleratorName", "AcceleratorCount", "Price")
     offered: dict[str, list[tuple[float | None, float | None, int]]] = {}
     for row in rows:
         name = row.values["AcceleratorName"] or row.values["InstanceType"]

@@ -238,13 +238,7 @@ def epoch_seconds(profile: Profile, plan: Plan, stage: Stage) -> Estimate:
 
 
 def with_workers_of(plan: Plan, *, goal: Mapping[str, object], **keys: object) -> Job:
-    """The plan's job, restricted to the plan's own workers, with some keys changed.
-
-    Args:
-        plan: The plan.
-        goal: Keys of the goal to change.
-        **keys: Job keys to change.
-    """
+    """The plan's job for the plan's own workers, with some keys of it and of its goal changed."""
     chosen = {one.kind: one.count for one in plan.kinds}
     kinds = tuple(
         one.model_copy(update={"count": chosen[one.kind]})

@@ -1,4 +1,4 @@
-"""Finds or makes the plan whose learning rate `schedule` shows: of a plan, run, profile or job.
+"""`schedule`: the learning rate of a plan, a run, a profile, or a job. Trains nothing.
 
 Only a job needs torch, for its data and network; modules that need it are imported inside.
 """
@@ -12,12 +12,14 @@ from typing import Any
 from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.resolution import cycle_batches
-from batchwright.records import DataFacts, Job, Plan, Profile, RunSummary
+from batchwright.planning.schedule import rate_schedule
+from batchwright.records import DataFacts, Job, Plan, Profile, RateSchedule, RunSummary
 from batchwright.records.documents import change_job, read_one_of, texts_of
 from batchwright.records.job import other_keys_come
 from batchwright.records.text.problems import described
 from batchwright.storage.files import is_folder, is_there
-from batchwright.workflows.prepare_job import job_of, resolve, with_job
+from batchwright.workflows.job_changes import with_job
+from batchwright.workflows.prepare_job import data_facts, job_of, resolve, sides_of
 from batchwright.workflows.prices import priced_job
 
 Source = Plan | Profile | RunSummary | Job | str | Path | None
@@ -25,19 +27,26 @@ Source = Plan | Profile | RunSummary | Job | str | Path | None
 of job keys alone."""
 
 
-def plan_to_show(source: Source, keys: Mapping[str, Any], overrides: Iterable[str] = ()) -> Plan:
-    """The plan of ``source``, or one made for it.
+def schedule(source: Source = None, *, overrides: Iterable[str] = (), **keys: Any) -> RateSchedule:
+    """The learning rate over the epochs of a plan, a run, a profile, or a job. Trains nothing.
 
     Args:
-        source: The plan of a plan or run is used unchanged. A profile is planned. A job is planned
-            without measuring, for which it needs a global batch.
-        keys: Job keys to change; for a plan only those that do not change it.
+        source: A plan, profile, summary or job, the path of its file, or a run folder. A profile
+            is planned first. A job needs its global batch; its data and network are opened.
         overrides: ``key=value`` texts, as on the command line.
+        keys: Job keys to change; for a plan only those that do not change it.
+
+    Returns:
+        The rate's rule, its value at about 240 points, the plan's stages, and the sources of these.
 
     Raises:
-        BatchwrightError: The source cannot be read, or no plan can be made of it.
+        BatchwrightError: The source is wrong; the message is one line.
     """
-    overrides = texts_of(overrides)
+    return rate_schedule(_plan_of(source, keys, texts_of(overrides)))
+
+
+def _plan_of(source: Source, keys: Mapping[str, Any], overrides: list[str]) -> Plan:
+    """The plan of a plan or run unchanged; one made from a profile; of a job, without measuring."""
     if source is not None and not isinstance(
         source, Plan | Profile | RunSummary | Job | str | Path
     ):
@@ -72,15 +81,12 @@ def _read(place: str | Path) -> Plan | Profile | RunSummary | Job:
 
 def _plan_of_job(job: Job) -> Plan:
     """The plan of a job without measurements; its data are opened and its network is built."""
-    from batchwright.reporting.render.progress import steps
-    from batchwright.workload.data.sources import open_data
     from batchwright.workload.task import build_network, network_facts
 
-    with steps() as show:
-        data = open_data(job, progress=show).facts
+    data = data_facts(job)
     job = resolve(job, data)
     _check_batch(job, data)
-    side = data.side if job.resolutions == "auto" else max(job.resolutions)
+    side = max(sides_of(job, data))
     network = build_network(
         job.network,
         classes=len(data.classes),

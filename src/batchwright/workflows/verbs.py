@@ -1,4 +1,4 @@
-"""The verbs as functions: probe, plan, check, schedule, train, report, and run for all in a row.
+"""The verbs as functions: probe, plan, check, train, report, and run for all in a row.
 
 The command line calls these functions. Modules that need torch are imported inside, so that
 ``plan`` and ``report`` start without it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,26 +18,9 @@ from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
-from batchwright.errors import (
-    ArgumentError,
-    FileError,
-    Interrupted,
-    LostWorkerError,
-    PlanError,
-    WorkerError,
-)
+from batchwright.errors import ArgumentError, Interrupted, LostWorkerError, PlanError, WorkerError
 from batchwright.planning.planner import make_plan
-from batchwright.planning.schedule import rate_schedule
-from batchwright.records import (
-    Check,
-    HeldOut,
-    Job,
-    Plan,
-    Profile,
-    RateSchedule,
-    RoundCheck,
-    RunSummary,
-)
+from batchwright.records import Check, HeldOut, Job, Plan, Profile, RoundCheck, RunSummary
 from batchwright.records.documents import (
     change_job,
     job_yaml,
@@ -55,7 +38,6 @@ from batchwright.records.run_folder import (
     existing_run,
     new_run_folder,
     read_summaries,
-    read_summary,
     resuming_command,
     telling_how_to_resume,
     write_inputs,
@@ -63,13 +45,9 @@ from batchwright.records.run_folder import (
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.load_text import busy_warning
 from batchwright.records.text.problems import described, to_stderr
-from batchwright.reporting.data.comparison import RunComparison, compared
-from batchwright.reporting.pages.page import write_page
-from batchwright.reporting.pages.page_comparison import comparison_page
-from batchwright.reporting.render.figures import draw_comparison, write_figures
-from batchwright.reporting.render.image import file_bytes
+from batchwright.reporting.pages.reports import compare_runs, summary_of, write_report
 from batchwright.reporting.render.progress import steps
-from batchwright.storage.files import is_there, make_folder, write_whole
+from batchwright.storage.files import is_there, make_folder
 from batchwright.workflows.check_plan import (
     chosen_points,
     compare,
@@ -85,23 +63,25 @@ from batchwright.workflows.engines import (
     resumed_by_engine,
     with_workers,
 )
+from batchwright.workflows.job_changes import (
+    measured_before,
+    named_code,
+    received,
+    refuse_another,
+    refuse_unconfirmed_code,
+)
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, round_checks, settle
 from batchwright.workflows.prepare_job import (
     check_training,
     check_workload,
     job_of,
-    measured_before,
     ready,
-    refuse_another,
-    refuse_unconfirmed_code,
     warn_of_doubts,
     warn_of_idle_keys,
     warn_of_shortfall,
-    with_job,
 )
 from batchwright.workflows.prices import job_here, priced_job
 from batchwright.workflows.run_training import checked_destination, conduct, with_refit
-from batchwright.workflows.scheduling import Source, plan_to_show
 from batchwright.workflows.stopwatch import Stopwatch
 from batchwright.workflows.together import begun_before, note_begun, together
 
@@ -243,7 +223,7 @@ def check(
     from batchwright.probing.probe import Measured, measure_points
 
     refuse_unguarded_script()
-    plan = _received(plan, keys, texts_of(overrides), "check")
+    plan = received(plan, keys, texts_of(overrides), "check")
     refuse_to_hand_over(plan.job, "check")
     if profile is not None:
         profile = record_of(profile, Profile, "check", "profile")
@@ -279,24 +259,6 @@ def check(
                     settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
                     profile, rounds = settled.profile, settled.rounds
     return compare(plan, chosen, measured, profile, rounds=rounds, apart=apart)
-
-
-def schedule(source: Source = None, *, overrides: Iterable[str] = (), **keys: Any) -> RateSchedule:
-    """The learning rate over the epochs of a plan, a run, a profile, or a job. Trains nothing.
-
-    Args:
-        source: A plan, profile, summary or job, the path of its file, or a run folder. A profile
-            is planned first. A job needs its global batch; its data and network are opened.
-        overrides: ``key=value`` texts, as on the command line.
-        keys: Job keys to change; for a plan only those that do not change it.
-
-    Returns:
-        The rate's rule, its value at about 240 points, the plan's stages, and the sources of these.
-
-    Raises:
-        BatchwrightError: The source is wrong; the message is one line.
-    """
-    return rate_schedule(plan_to_show(source, keys, overrides))
 
 
 @together(RunSummary)
@@ -344,11 +306,8 @@ def train(
     watch, overrides = Stopwatch(), texts_of(overrides)
     if profile is not None:
         profile = record_of(profile, Profile, "train", "profile")
-    reporting: dict[str, Any] = {
-        "report_to": report_to,
-        "follow_advice": follow_advice,
-        "trackers": wanted_trackers(trackers),
-    }
+    reporting: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
+    reporting["trackers"] = wanted_trackers(trackers)
     if resume and plan is not None and run_folder and is_there(Path(run_folder, "plan.json")):
         kept = read_record(Path(run_folder) / "plan.json", Plan)
         refuse_another(record_of(plan, Plan, "train"), kept, run_folder)
@@ -356,7 +315,7 @@ def train(
         return done
     again = None if resume else begun_before(run_folder)
     if again is not None and plan is not None:
-        keys, overrides = _allowed(_received(plan, keys, overrides, "train").job), []
+        keys, overrides = named_code(received(plan, keys, overrides, "train").job), []
         run_folder, resume = again, True
     with ExitStack() as held:
         if resume:
@@ -364,7 +323,7 @@ def train(
             plan = folder / "plan.json"
         elif plan is None:
             raise PlanError("train needs a plan: give its file, or resume a run folder")
-        plan = _received(plan, keys, overrides, "train", folder if resume else None)
+        plan = received(plan, keys, overrides, "train", folder if resume else None)
         watch.lap("reading the plan")  # a pipe may keep it waiting for the probe
         reporting["report_to"] = checked_destination(
             run_folder, plan, report_to, resume=resume, follow_advice=follow_advice
@@ -407,46 +366,8 @@ def report(
     """
     refuse_no_path(out, "out")
     if others:
-        return compare_runs([run, *others], out=out or ".")[1]
-    return write_report(with_refit(_summary_of(run)), out)
-
-
-def write_report(summary: RunSummary, out: str | Path | None = None) -> Path:
-    """Write figures and page of a summary from `with_refit`; arguments and result as `report`."""
-    folder = Path(out or summary.run_folder)
-    write_figures(summary, folder / "figures")
-    page = folder / "report.html"
-    write_page(summary, page)
-    return page
-
-
-def compare_runs(
-    runs: Iterable[RunSummary | str | Path], *, out: str | Path = "."
-) -> tuple[RunComparison, Path]:
-    """Write ``comparison.html`` and ``comparison.png`` of several runs. Needs no torch.
-
-    Args:
-        runs: Two or more runs on the same data: summaries, their files, or run folders.
-        out: Folder for both files.
-
-    Returns:
-        The comparison, and the path of the page.
-
-    Raises:
-        FileError: There is no summary, a run is named twice, the data differ, or the folder cannot
-            be written.
-    """
-    summaries = [_summary_of(one) for one in runs]
-    folders = [one.run_folder for one in summaries]
-    if again := next((one for one in folders if folders.count(one) > 1), None):
-        raise FileError(f"{again} is named twice: a comparison needs another run beside it")
-    comparison = compared(summaries)
-    folder = Path(out)
-    make_folder(folder)
-    write_whole(folder / "comparison.png", file_bytes(draw_comparison(comparison)))
-    page = folder / "comparison.html"
-    write_whole(page, comparison_page(comparison).encode())
-    return comparison, page
+        return compare_runs([run, *others], out or ".")[1]
+    return write_report(with_refit(summary_of(run)), out)
 
 
 @together(RunSummary)
@@ -485,11 +406,8 @@ def run(
     refuse_unguarded_script()
     refuse_no_path(run_folder, "run_folder")
     overrides = texts_of(overrides)
-    reporting: dict[str, Any] = {
-        "report_to": report_to,
-        "follow_advice": follow_advice,
-        "trackers": wanted_trackers(trackers),
-    }
+    reporting: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
+    reporting["trackers"] = wanted_trackers(trackers)
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
         if not is_there(Path(done.run_folder, "report.html")):  # the engine did not write it
             report(done)
@@ -498,7 +416,7 @@ def run(
         job, keys, overrides = job_of(job, keys, overrides), {}, []
         asked = job.model_dump_json()
         if (again := begun_before(run_folder, asked)) is not None:
-            keys, run_folder, resume = _allowed(job), again, True
+            keys, run_folder, resume = named_code(job), again, True
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
@@ -595,35 +513,6 @@ def _workers_of(job: Job) -> AbstractContextManager[None]:
     """Inside, workers of the job start quickly: they are forked from a process with its imports."""
     others = job.launcher.one_worker or (job.launcher.joins and joined() is not None)
     return nullcontext() if others else imported_once()
-
-
-def _allowed(job: Job) -> dict[str, Any]:
-    """The job's import strings by key, to confirm the same strings in the run folder's job."""
-    return {key: getattr(job, key) for key in job.code_keys}
-
-
-def _received(
-    given: Plan | str | Path,
-    keys: Mapping[str, Any],
-    overrides: list[str],
-    verb: str,
-    resumed: Path | None = None,
-) -> Plan:
-    """The plan, given itself or by its file, with job keys changed that do not change the plan.
-
-    ``resumed`` is the folder of the run that goes on by it.
-    """
-    plan = record_of(given, Plan, verb)
-    if plan is not given:
-        refuse_unconfirmed_code(plan.job, keys, overrides)
-    return with_job(plan, change_job(plan.job, keys, overrides), resumed)
-
-
-def _summary_of(run: RunSummary | str | Path) -> RunSummary:
-    """The summary, given itself or by its file or run folder."""
-    return (
-        read_summary(run) if isinstance(run, str | Path) else record_of(run, RunSummary, "report")
-    )
 
 
 # --------------------------------------------------------------------------------------- launching

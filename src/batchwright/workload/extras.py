@@ -79,6 +79,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]}" if near else ""
 
 
+def some_names(names: Iterable[object], most: int = 5) -> str:
+    """The first few of many names."""
+    shown = [str(name) for name in names]
+    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+
+
 def in_words(error: Exception) -> str:
     """Class and first line of the message of an exception, and of its causes, on one line."""
     line = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -128,11 +128,6 @@ def check_loss(job: Job, loss: Loss, classes: int) -> None:
     shows nothing here: the run will show it. A gradient of zeros shows nothing either, as a loss
     may leave out samples that the network is not sure of.
 
-    Args:
-        job: Names the loss.
-        loss: From `build_loss`.
-        classes: Number of classes.
-
     Raises:
         JobError: The loss is a sum, or has no gradient.
     """

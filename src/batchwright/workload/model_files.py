@@ -332,11 +332,7 @@ def _made(
 def write_onnx(model: TrainedModel, side: int, channels: int, path: Path) -> None:
     """Write a network with its normalization as ONNX, for batches of any size.
 
-    Args:
-        model: A network from `load_model`.
-        side: Side of its images, in pixels.
-        channels: Channels of its images.
-        path: The file.
+    Its images have ``side`` pixels and so many channels.
 
     Raises:
         JobError: A package for ONNX is not installed.

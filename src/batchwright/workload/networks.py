@@ -5,6 +5,9 @@ global average pooling, dropout and one linear layer called ``classifier``, so t
 serve any resolution from their least side (`registries.networks`) up. Weights start as in He et al.
 2015 (arXiv 1502.01852), the last normalization of each residual block at zero (Goyal et al. 2017,
 arXiv 1706.02677). Numbers of weights are for 10 classes.
+
+Their functions take the number of logits, the share of features dropped before the classifier, the
+largest training image side in pixels (which only `resnet18` uses), and the channels of an image.
 """
 
 from __future__ import annotations
@@ -26,12 +29,6 @@ def resnet8(
 
     At 32 px: stem (n, 16, 32, 32), stages (n, 16, 32, 32), (n, 32, 16, 16), (n, 64, 8, 8).
 
-    Args:
-        num_classes: Number of logits.
-        dropout: Share of features dropped before the classifier.
-        top_resolution: Largest training image side, in pixels; changes nothing here.
-        channels: Channels of an image.
-
     References:
         He et al. 2016, arXiv 1512.03385, section 4.2, with projections as shortcuts.
     """
@@ -49,12 +46,6 @@ def resnet18(
     (n, 512, 4, 4). Where ``top_resolution`` exceeds 64 px, the stem is a 7 x 7 convolution of
     stride 2 and a max pooling of stride 2, and all of these are a quarter of the image in height
     and width.
-
-    Args:
-        num_classes: Number of logits.
-        dropout: Share of features dropped before the classifier.
-        top_resolution: Largest training image side, in pixels.
-        channels: Channels of an image.
 
     References:
         He et al. 2016, arXiv 1512.03385, table 1.
@@ -76,12 +67,6 @@ def vgg8(
     At 32 px: stages (n, 32, 16, 16), (n, 64, 8, 8), (n, 128, 4, 4), each after its max pooling.
     As nothing in it looks across samples, gradients of parts of a batch add up exactly.
 
-    Args:
-        num_classes: Number of logits.
-        dropout: Share of features dropped before the classifier.
-        top_resolution: Largest training image side, in pixels; changes nothing here.
-        channels: Channels of an image.
-
     References:
         Simonyan and Zisserman 2015, arXiv 1409.1556, with global average pooling.
     """
@@ -102,12 +87,6 @@ def mobilenet_small(
 
     At 32 px: stem (n, 32, 32, 32), stages (n, 64, 32, 32), (n, 128, 16, 16) twice,
     (n, 256, 8, 8) twice.
-
-    Args:
-        num_classes: Number of logits.
-        dropout: Share of features dropped before the classifier.
-        top_resolution: Largest training image side, in pixels; changes nothing here.
-        channels: Channels of an image.
 
     References:
         Howard et al. 2017, arXiv 1704.04861, without its first and its last halvings.

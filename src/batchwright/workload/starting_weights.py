@@ -21,7 +21,7 @@ from batchwright.errors import FileError, JobError
 from batchwright.records.job import is_normalization
 from batchwright.records.job_fields import ALL_BUT_HEAD
 from batchwright.records.registries.networks import network_spec
-from batchwright.workload.extras import import_library, nearest
+from batchwright.workload.extras import import_library, nearest, some_names
 from batchwright.workload.task import heads_of, import_object
 
 _SHOWN = 3  # names in a message
@@ -63,8 +63,8 @@ def load_weights(network: nn.Module, path: str | Path) -> list[str]:
     if strange:
         raise FileError(
             f"weights={path}: {len(strange)} of {len(stored)} tensors fit nowhere in the network: "
-            f"{_some(strange)}; the network has {_some([*own])}: is it a checkpoint of another "
-            "network?"
+            f"{some_names(strange, _SHOWN)}; the network has {some_names(own, _SHOWN)}: is it a "
+            "checkpoint of another network?"
         )
     heads = heads_of(network)
     other = [name for name in stored if stored[name].shape != own[name].shape]
@@ -100,13 +100,13 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         if pattern != ALL_BUT_HEAD and not any(matches(name, pattern) for name in names):
             parts = _parts(names)
-            shown = ", ".join(parts[:_PARTS_SHOWN]) + (", ..." if parts[_PARTS_SHOWN:] else "")
             whole = f"{pattern.rstrip('.')}.*"  # a name like `body` is meant for all that is in it
             inside = any(fnmatchcase(name, whole) for name in names)
             hint = f"; did you mean {whole}" if inside else nearest(pattern, parts)
             raise JobError(
                 f"frozen={pattern}: matches no parameter{hint}; the network has "
-                f"{shown}; {ALL_BUT_HEAD} freezes all but {', '.join(sorted(heads))}"
+                f"{some_names(parts, _PARTS_SHOWN)}; {ALL_BUT_HEAD} freezes all but "
+                f"{', '.join(sorted(heads))}"
             )
     for name, parameter in network.named_parameters():
         if any(matches(name, pattern) for pattern in patterns):
@@ -116,11 +116,7 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def _parts(names: Sequence[str]) -> list[str]:
-    """Patterns for the parts of a network, as few as tell them apart: ``stem.*``, ``stages.0.*``.
-
-    Args:
-        names: Names of its parameters.
-    """
+    """Patterns for parts of a network, as few as tell parameters apart: ``stem.*``, ``head.*``."""
     layers = [name.split(".")[:-1] or [name] for name in names]
     found: list[str] = []
     for depth in range(1, max(map(len, layers)) + 1):
@@ -158,13 +154,8 @@ def trained_weights(checkpoint: Mapping[str, Any]) -> Any:
 def library_normalization(network: str, built: nn.Module) -> tuple[float, ...] | None:
     """Mean and standard deviation that a library's trained weights expect images normalized by.
 
-    Args:
-        network: The job's network.
-        built: The network with trained weights.
-
-    Returns:
-        Three means and three standard deviations, of red, green and blue from 0 to 1; `None` where
-        nobody tells them.
+    Three means and three standard deviations, of red, green and blue from 0 to 1; `None` where
+    nobody tells them. The network is the job's, ``built`` with trained weights.
     """
     spec = network_spec(network)
     if spec is None or not spec.normalization:
@@ -174,12 +165,9 @@ def library_normalization(network: str, built: nn.Module) -> tuple[float, ...] |
 
 
 def built_side(network: str, arguments: Mapping[str, Any], side: int) -> int:
-    """The image side, in pixels, that a job's network was built for.
+    """The image side, in pixels, that a job's network was built for, with its ``network_args``.
 
-    Args:
-        network: The job's network.
-        arguments: The job's ``network_args``.
-        side: Largest training image side, in pixels.
+    It is ``side``, the largest training image side, unless a library keeps its own.
 
     Raises:
         JobError: The library is missing, or has the network no more.
@@ -267,7 +255,7 @@ def _what_it_has(content: Any) -> str:
     """For an error message: the first keys of a file without weights where we look for them."""
     if not (isinstance(content, Mapping) and content):
         return ""
-    keys = _some([str(key) for key in content])
+    keys = some_names(content, _SHOWN)
     return f"; it has {keys}: save the network's state_dict alone, or under state_dict"
 
 
@@ -276,8 +264,3 @@ def _unwrapped(name: str, own: Mapping[str, Any]) -> str:
     while name not in own and (prefix := next(filter(name.startswith, _WRAPPERS), "")):
         name = name.removeprefix(prefix)
     return name
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few of many names."""
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

@@ -21,13 +21,7 @@ from batchwright.records import DataFacts, Job, NetworkFacts
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.formatting import counted
-from batchwright.workload.extras import (
-    EXTRAS,
-    in_words,
-    is_installed,
-    missing,
-    nearest,
-)
+from batchwright.workload.extras import EXTRAS, in_words, is_installed, missing, nearest
 from batchwright.workload.host import is_out_of_memory
 
 CHANNELS = 3  # of images; only data sets of the user's own may have other numbers
@@ -258,13 +252,7 @@ def heads_of(network: nn.Module) -> set[str]:
 def check_sides(
     name: str, network: nn.Module, sides: Sequence[int], channels: int = CHANNELS
 ) -> None:
-    """Refuse image sides that ``network`` cannot take.
-
-    Args:
-        name: Name of the network in the job.
-        network: The network, on any device.
-        sides: Image sides, in pixels, rising.
-        channels: Channels of an image.
+    """Refuse image sides, in pixels and rising, that ``network`` cannot take.
 
     Raises:
         JobError: A side is too small, or the network takes the highest side only.
@@ -337,11 +325,7 @@ def outputs_of(network: nn.Module, side: int, channels: int, images: int = 1) ->
 def check_outputs(job: Job, network: nn.Module, side: int, data: DataFacts) -> None:
     """Refuse a network with fewer outputs than classes, where the loss is cross entropy.
 
-    Args:
-        job: The job.
-        network: The network, on any device; it takes images of ``side`` pixels.
-        side: Image side, in pixels.
-        data: Facts of the data.
+    The network takes images of ``side`` pixels.
 
     Raises:
         JobError: The network has fewer outputs than the data have classes.

@@ -24,12 +24,7 @@ from typing import Any, ClassVar, Self
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from batchwright.distributed.heartbeat import BEAT_SECONDS, Presence, RollCall, presence
-from batchwright.distributed.joining.environments import (
-    Started,
-    join,
-    launch_name,
-    process_name,
-)
+from batchwright.distributed.joining.environments import Started, join, launch_name, process_name
 from batchwright.distributed.rendezvous import LimitedStore, meet, store_keeper
 from batchwright.errors import (
     BatchwrightError,

@@ -57,6 +57,7 @@ class DataSource:
 
 
 _SOURCES = "batchwright.workload.data.sources"
+_ARRAYS = "batchwright.workload.data.arrays"
 _LIBRARIES = "batchwright.workload.data.libraries"
 FETCH = f"{_LIBRARIES}.remote:fetch"
 """Import string of a function (data, URL, progress, verify) -> path of the local copy."""
@@ -92,9 +93,9 @@ def _library(
 
 DATA = Registry(
     "data",
-    DataSource("digits", f"{_SOURCES}:open_digits", augment="crop", keeps_size=True),
-    DataSource("cifar10", f"{_SOURCES}:open_cifar", takes_path=True, keeps_size=True),
-    DataSource("cifar100", f"{_SOURCES}:open_cifar", takes_path=True, keeps_size=True),
+    DataSource("digits", f"{_ARRAYS}:open_digits", augment="crop", keeps_size=True),
+    DataSource("cifar10", f"{_ARRAYS}:open_cifar", takes_path=True, keeps_size=True),
+    DataSource("cifar100", f"{_ARRAYS}:open_cifar", takes_path=True, keeps_size=True),
     DataSource(
         "imagefolder",
         f"{_SOURCES}:open_image_folder",

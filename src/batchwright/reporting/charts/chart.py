@@ -245,12 +245,12 @@ def log_axis(label: str, values: Iterable[float]) -> Axis:
     return Axis(label, low, high, tuple(ticks), logarithmic=True)
 
 
-def ratio_axis(label: str, values: Iterable[float]) -> Axis:
+def ratio_axis(label: str, values: Iterable[float], *, from_zero: bool = True) -> Axis:
     """An axis for values whose ratios matter: logarithmic if their ratio exceeds `_FAR`."""
     listed = list(values)
     if listed and min(listed) > 0 and max(listed) > _FAR * min(listed):
         return log_axis(label, listed)
-    return linear_axis(label, listed)
+    return linear_axis(label, listed, from_zero=from_zero)
 
 
 def epochs_axis(epochs: int) -> Axis:

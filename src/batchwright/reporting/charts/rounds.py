@@ -44,12 +44,7 @@ _NAMES = {"large": "training, large batch", "small": "training, small batch"}
 
 
 def timelines(summary: RunSummary, most_bins: int = 76) -> list[Lanes]:
-    """The first rounds one by one; for a longer run also the whole run in stretches.
-
-    Args:
-        summary: A run with rounds.
-        most_bins: Most stretches.
-    """
+    """The first rounds one by one; a longer run also whole, in ``most_bins`` stretches at most."""
     all_lanes = round_curves.lanes(summary)
     shown = spread(all_lanes, _MAX_LANES)
     until, over = first_seconds(all_lanes), last_seconds(all_lanes)

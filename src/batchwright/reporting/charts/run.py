@@ -26,9 +26,9 @@ from batchwright.reporting.charts.chart import (
     linear_axis,
     ratio_axis,
 )
+from batchwright.reporting.data.accounting import accounting
 from batchwright.reporting.data.live_run import EpochNow, forecast_words
 from batchwright.reporting.data.reading import (
-    accounting,
     accuracy,
     comparisons,
     held_out_loss,

@@ -6,7 +6,6 @@ from batchwright.records import Estimate, Simulation
 from batchwright.records.clusters.simulation import Search
 from batchwright.records.text.formatting import counted, duration, number
 from batchwright.reporting.charts.chart import (
-    Axis,
     Box,
     Chart,
     Lane,
@@ -16,7 +15,6 @@ from batchwright.reporting.charts.chart import (
     batch_axis,
     exact_axis,
     linear_axis,
-    log_axis,
     ratio_axis,
 )
 from batchwright.reporting.data.plan_curves import time_unit
@@ -130,11 +128,5 @@ def search_chart(search: Search, key: str) -> Chart:
     )
     title = f"{key}, {counted(search.workers, 'worker')}"
     title += f", {search.with_the_best(key)}" * (len(search.keys) > 1)
-    x = _value_axis(key, [value for value, _ in values])
+    x = ratio_axis(key, [value for value, _ in values], from_zero=False)
     return Chart(title, x, y, [Series("", "red", tuple(points), "square")])
-
-
-def _value_axis(key: str, values: list[float]) -> Axis:
-    if min(values) > 0 and max(values) > 3 * min(values):
-        return log_axis(key, values)
-    return linear_axis(key, values, from_zero=False)

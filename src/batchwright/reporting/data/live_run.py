@@ -84,15 +84,9 @@ class EpochNow:
 
 
 def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLines) -> RunSummary:
-    """The finished epochs as the summary of a run.
+    """The finished epochs as the summary of a run; ``name`` takes the place of its folder.
 
     Its wall time is that of these epochs, since the time of the set-up is unknown.
-
-    Args:
-        name: Name in place of the run folder.
-        plan: The plan that the run follows.
-        profile: The plan's profile, if known.
-        lines: The run's lines.
     """
     epochs = _epochs(plan, lines)
     share = 1 if plan.server is None else 1 / plan.workers  # of which one evaluates
@@ -127,11 +121,9 @@ def forecast_so_far(plan: Plan, lines: RunLines) -> EpochLine | None:
 
 
 def forecast_words(line: EpochLine | None, *, brief: bool = False) -> str:
-    """The forecast of the run's end in an epoch's line, in words; empty without one.
+    """The forecast in the last evaluated epoch's line, in words; empty without one.
 
-    Args:
-        line: The line of the last evaluated epoch.
-        brief: Whether the interval is left out.
+    With ``brief`` the interval is left out.
     """
     if line is None:
         return ""

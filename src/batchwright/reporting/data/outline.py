@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from batchwright.records import Estimate, Plan, Reason, Stage
+from batchwright.records import Plan, Reason, Stage
 from batchwright.records.text.plan_text import planned_sizes
+from batchwright.reporting.data.reading import sum_of
 from batchwright.reporting.data.worker_curves import spread
 
 MAXIMUM_ROWS = 200
@@ -79,22 +80,13 @@ def _rows(stages: Sequence[Stage]) -> Iterator[Stage]:
         block = stages[len(stages) * at // blocks : len(stages) * (at + 1) // blocks]
         sizes = [(one.resolution, one.global_batch_size, one.learning_rate) for one in block]
         first, last = sorted((sizes.index(min(sizes)), sizes.index(max(sizes))))
-        epochs, seconds = sum(one.epochs for one in block), _mean_seconds(block)
+        epochs = sum(one.epochs for one in block)
+        times = ((one.epochs, one.predicted_epoch_seconds) for one in block)
+        seconds = sum_of(times, over=epochs)
         shares = [epochs - epochs // 2, epochs // 2] if first != last else [epochs]
         for row, share in zip((first, last), shares, strict=False):
             changes = {"epochs": share, "predicted_epoch_seconds": seconds}
             yield block[row].model_copy(update=changes)
-
-
-def _mean_seconds(block: Sequence[Stage]) -> Estimate | None:
-    """Mean predicted seconds per epoch; its interval assumes that errors are fully correlated."""
-    times = [(one.epochs, one.predicted_epoch_seconds) for one in block]
-    epochs = sum(count for count, _ in times)
-    ends = {
-        end: sum(count * getattr(one, end) for count, one in times if one is not None) / epochs
-        for end in ("value", "low", "high")
-    }
-    return Estimate(**ends) if all(one is not None for _, one in times) else None
 
 
 def _reason(reason: Reason) -> Reason:

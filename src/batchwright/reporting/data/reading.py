@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from statistics import fmean, median
+from statistics import median
 
 from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary, Stage
 from batchwright.records.run import is_over, reached_epoch, stalled_words
@@ -22,12 +22,6 @@ from batchwright.records.text.formatting import (
     size,
 )
 from batchwright.reporting.data.plan_words import stage_word
-from batchwright.reporting.data.worker_curves import (
-    Part,
-    WorkerCurve,
-    recorded_parts,
-    worker_curves,
-)
 
 SIMULATED = (
     "This cluster was simulated: gradients, losses and accuracies are real. Times of training are "
@@ -50,115 +44,6 @@ def training_words(summary: RunSummary, seconds: float) -> str:
     return f"{duration(seconds)}{' simulated' if summary.simulated else ''}"
 
 
-# ------------------------------------------------------------------------------ where the time went
-
-
-def worker_rows(summary: RunSummary) -> list[list[str]]:
-    """The workers over all epochs as table rows: the head, then a row for each.
-
-    The local batch is that of the worker's last epoch. The last column is the processor time of
-    loader processes, if there are any; it is not part of the other times.
-    """
-    curves = worker_curves(summary)
-    loaded = any(one.loading_cpu_seconds for one in curves)
-    parts = recorded_parts(summary)
-    last = "exchange" if "wait" in parts else "exchange and wait"
-    head = ["worker", "local batch", "samples", *parts[:-1], last]
-    rows = [[*head, "loaders (CPU)"] if loaded else head]
-    return rows + [
-        [
-            one.label,
-            f"{one.epochs[-1].local_batch_size:,}",
-            f"{one.samples:,}",
-            *(duration(one.seconds(part)) for part in parts),
-            *([duration(one.loading_cpu_seconds)] if loaded else []),
-        ]
-        for one in curves
-    ]
-
-
-def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[tuple[str, float]]:
-    """How the wall time was spent, as (part, seconds); the parts sum to ``wall_seconds``.
-
-    Input, compute, wait and communication are means over the workers in each epoch, or those of
-    ``worker`` alone, and so is evaluation with a parameter server. ``wait`` is missing if the
-    records count it as communication. ``other`` is the time that no clock measured, including
-    epochs without the worker. If the measured parts exceed the wall time, which does not include
-    epochs from before a resume, ``other`` is 0.
-
-    For a simulated cluster the parts are those of its simulated training, which are never added to
-    real seconds.
-    """
-    of_workers = [_mean_seconds(summary, part, worker) for part in recorded_parts(summary)]
-    if summary.simulated:
-        total = sum(epoch.training_seconds for epoch in summary.epochs)
-        parts: list[tuple[str, float]] = list(zip(recorded_parts(summary), of_workers, strict=True))
-        return [*parts, ("other", max(0.0, total - sum(of_workers)))]
-    claims: list[tuple[str, float]] = [
-        ("set-up", summary.setup_seconds),
-        *zip(recorded_parts(summary), of_workers, strict=True),
-        ("evaluation", evaluation_seconds(summary, worker)),
-        ("checkpoints", sum(epoch.checkpoint_seconds for epoch in summary.epochs)),
-    ]
-    claimed = sum(seconds for _, seconds in claims)
-    return [*claims, ("other", max(0.0, summary.wall_seconds - claimed))]
-
-
-def evaluation_seconds(summary: RunSummary, worker: WorkerCurve | None = None) -> float:
-    """Seconds of all evaluations, as a mean over the workers, or those of ``worker``.
-
-    With a parameter server one worker evaluates, while the others go on or wait for it, which are
-    parts of their own.
-    """
-    total = sum(epoch.evaluation_seconds for epoch in summary.epochs)
-    if summary.plan.server is None:
-        return total
-    if worker is not None and summary.rounds:
-        own = (one for one in summary.rounds if one.worker == worker.number)
-        return sum(one.evaluation_seconds for one in own)
-    return total / summary.plan.workers
-
-
-def whole_accounting(summary: RunSummary) -> list[tuple[str, float]]:
-    """`accounting` with the parts of the command before and after training.
-
-    For a resumed run these are the parts of the last command, and marked as such. For a simulated
-    cluster the result is that of `accounting`.
-    """
-    parts = accounting(summary)
-    if summary.simulated:
-        return parts
-    whose = " (last command)" if summary.resumed else ""
-    before, after = (
-        [(one.name + whose, one.seconds) for one in timed]
-        for timed in (summary.before, summary.after)
-    )
-    return [*before, *parts, *after]
-
-
-def accounting_rows(summary: RunSummary) -> list[list[str]]:
-    """Part, time and share of `whole_accounting` as table rows; the last row is the sum."""
-    parts = whole_accounting(summary)
-    total = sum(seconds for _, seconds in parts)
-    return [
-        *([name, duration(s), percent(s / total if total else 0.0)] for name, s in parts),
-        ["all", duration(total), ""],
-    ]
-
-
-def _mean_seconds(summary: RunSummary, part: Part, worker: WorkerCurve | None) -> float:
-    if worker is not None:
-        return worker.seconds(part)
-    name = f"{part}_seconds"
-    return sum(
-        fmean(getattr(one, name) for one in epoch.workers)
-        for epoch in summary.epochs
-        if epoch.workers
-    )
-
-
-# -------------------------------------------------------------------- predicted against measured
-
 _MANY_TIMES = 1.5
 """Ratio of measured to predicted from which on (or below its inverse) it is given as a factor."""
 
@@ -167,15 +52,12 @@ _MANY_TIMES = 1.5
 class Comparison:
     """A prediction for a stage beside the measurement: seconds per epoch, or bytes.
 
-    With `is_share` it is an accuracy in [0, 1], whose error is given in points. ``fastest`` and
-    ``slowest`` are the extremes of the measured epochs.
+    With `is_share` it is an accuracy in [0, 1], whose error is given in points.
     """
 
     stage: int
     predicted: Estimate | None
     measured: float | None
-    fastest: float | None
-    slowest: float | None
     is_share: bool = False
 
     @property
@@ -227,7 +109,7 @@ def memory_comparisons(summary: RunSummary) -> list[Comparison]:
     for index, (stage, epochs) in enumerate(_stages(summary)):
         peaks = [one.peak_bytes for epoch in epochs for one in epoch.workers if one.peak_bytes]
         peak = max(peaks, default=None)
-        found.append(Comparison(index, stage.predicted_bytes, peak, None, None))
+        found.append(Comparison(index, stage.predicted_bytes, peak))
     return found
 
 
@@ -250,12 +132,12 @@ def accuracy_comparison(summary: RunSummary) -> Comparison:
     predictions, epochs = plan.epoch_accuracy, len(summary.epochs)
     if 0 < len(predictions) < epochs:
         measured = summary.epochs[len(predictions) - 1].top1
-        return Comparison(0, predictions[-1], measured, None, None, is_share=True)
+        return Comparison(0, predictions[-1], measured, is_share=True)
     early = ended_early(summary) and 0 < epochs <= len(predictions)
     reached = summary.accuracy if early or epochs == plan.epochs else None
     at_end = predictions[epochs - 1 if early else -1] if predictions else None
     predicted = at_end or (chosen.accuracy if chosen else None)
-    return Comparison(0, predicted, reached, None, None, is_share=True)
+    return Comparison(0, predicted, reached, is_share=True)
 
 
 def loss_comparison(summary: RunSummary) -> Comparison:
@@ -267,7 +149,7 @@ def loss_comparison(summary: RunSummary) -> Comparison:
     plan, epochs = summary.plan, summary.epochs
     ends = plan.job.goal.target is None and not ended_early(summary)
     measured = epochs[-1].val_loss if len(epochs) == plan.epochs else None
-    return Comparison(0, plan.end_loss if ends else None, measured, None, None)
+    return Comparison(0, plan.end_loss if ends else None, measured)
 
 
 def ended_early(summary: RunSummary) -> bool:
@@ -279,7 +161,7 @@ def epoch_accuracies(summary: RunSummary) -> dict[int, Comparison]:
     """Predicted and measured held-out accuracy by zero-based epoch, for epochs that have both."""
     predictions = summary.plan.epoch_accuracy
     return {
-        at: Comparison(0, predictions[at], epoch.top1, None, None, is_share=True)
+        at: Comparison(0, predictions[at], epoch.top1, is_share=True)
         for at, epoch in ((one.epoch, one) for one in summary.epochs)
         if epoch.top1 is not None and at < len(predictions) and predictions[at] is not None
     }
@@ -353,15 +235,8 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
     for index, (stage, epochs) in enumerate(_stages(summary)):
         seconds = [epoch.training_seconds for epoch in epochs if epoch.whole]
         steady = seconds[1:] or seconds
-        found.append(
-            Comparison(
-                stage=index,
-                predicted=stage.predicted_epoch_seconds,
-                measured=median(steady) if steady else None,
-                fastest=min(steady, default=None),
-                slowest=max(steady, default=None),
-            )
-        )
+        measured = median(steady) if steady else None
+        found.append(Comparison(index, stage.predicted_epoch_seconds, measured))
     return found
 
 
@@ -441,8 +316,8 @@ def pace_words(summary: RunSummary) -> tuple[str, str]:
 def overall(summary: RunSummary) -> Comparison:
     """Predicted and measured seconds of the mean epoch, over all stages that have both.
 
-    For a single stage it is that stage's comparison. The interval assumes fully correlated errors.
-    If no stage has both, nothing counts as measured.
+    For a single stage it is that stage's comparison. If no stage has both, nothing counts as
+    measured.
     """
     found = comparisons(summary)
     if len(found) == 1:
@@ -456,17 +331,24 @@ def overall(summary: RunSummary) -> Comparison:
     epochs = sum(count for count, _, _ in both)
     if not epochs:
         some = next((one for one in found if one.predicted is not None), found[0])
-        return Comparison(0, some.predicted, None, None, None)
-    value, low, high, measured = (
-        sum(count * seconds for count, seconds in column) / epochs
-        for column in (
-            [(count, one.value) for count, one, _ in both],
-            [(count, one.low) for count, one, _ in both],
-            [(count, one.high) for count, one, _ in both],
-            [(count, seconds) for count, _, seconds in both],
-        )
+        return Comparison(0, some.predicted, None)
+    measured = sum(count * seconds for count, _, seconds in both) / epochs
+    return Comparison(0, sum_of(((count, one) for count, one, _ in both), epochs), measured)
+
+
+def sum_of(parts: Iterable[tuple[float, Estimate | None]], over: float = 1.0) -> Estimate | None:
+    """The sum of estimates times their weights, divided by ``over``; `None` if one is missing.
+
+    The interval assumes that their errors are fully correlated.
+    """
+    listed = list(parts)
+    if any(one is None for _, one in listed):
+        return None
+    value, low, high = (
+        sum(weight * getattr(one, end) for weight, one in listed) / over
+        for end in ("value", "low", "high")
     )
-    return Comparison(0, Estimate(value=value, low=low, high=high), measured, None, None)
+    return Estimate(value=value, low=low, high=high)
 
 
 def held_out_loss(plan: Plan | None) -> str:
@@ -517,7 +399,7 @@ def refit_words(summary: RunSummary) -> str:
     choice = f"{counted(refit.workers, 'worker')} with global batch {refit.global_batch_size:,}"
     same = (refit.workers, refit.global_batch_size) == (stage.workers, stage.global_batch_size)
     # As in the table beside it, the prediction is the base; the tolerance has the other base.
-    missed = Comparison(0, refit.predicted, refit.measured, None, None).against()
+    missed = Comparison(0, refit.predicted, refit.measured).against()
     return (
         f"Epochs missed their prediction: they took {missed} time, beyond goal.tolerance "
         f"({percent(refit.tolerance)} of the measured time). Fitted again with what was measured, "

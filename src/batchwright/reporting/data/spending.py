@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from batchwright.records import Estimate, Plan, RunSummary
 from batchwright.records.text.plan_text import is_chosen, planned_sizes
+from batchwright.reporting.data.accounting import evaluation_seconds
 from batchwright.reporting.data.live_run import EpochNow
-from batchwright.reporting.data.reading import evaluation_seconds, overall
+from batchwright.reporting.data.reading import overall, sum_of
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,7 @@ def _planned(plan: Plan) -> Estimate | None:
         epochs = plan.likely_epochs()  # more than the candidate's if the run got more epochs
         if chosen and chosen.train_seconds and chosen.trained_epochs in (None, epochs):
             return chosen.train_seconds
-    times = [(stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages]
-    if any(estimate is None for _, estimate in times):
-        return None
-    value, low, high = (
-        sum(epochs * getattr(estimate, end) for epochs, estimate in times)
-        for end in ("value", "low", "high")
-    )
-    return Estimate(value=value, low=low, high=high)
+    return sum_of((stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages)
 
 
 def _left_seconds(summary: RunSummary, left: range) -> float:

@@ -14,13 +14,7 @@ from statistics import fmean, stdev
 from pydantic import JsonValue
 
 from batchwright.records import Mean, Sweep, SweepCell, SweepSetting, SweptKey
-from batchwright.records.text.formatting import (
-    counted,
-    duration,
-    job_value,
-    percent,
-    setting_words,
-)
+from batchwright.records.text.formatting import counted, duration, job_value, percent, setting_words
 from batchwright.records.text.problems import printable
 
 MAX_PANELS = 12

@@ -164,9 +164,7 @@ def plan_parts(plan: Plan, profile: Profile | None, *, folded: bool = False) -> 
 def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, str]]:
     """The main figures of a run, as (name, value, details).
 
-    Args:
-        story: The run.
-        left: Real seconds until the end, if they are known.
+    ``left`` are the real seconds until its end, if they are known.
     """
     summary, plan = story.so_far, story.plan
     money, best = story.spending, summary.best_epoch

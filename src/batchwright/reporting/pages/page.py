@@ -26,6 +26,7 @@ from batchwright.records.text.formatting import (
 from batchwright.records.text.load_text import load_words
 from batchwright.records.text.plan_text import is_chosen, planned_sizes, rivals
 from batchwright.reporting.charts import run as charts
+from batchwright.reporting.data.accounting import accounting_rows, worker_rows
 from batchwright.reporting.data.live_run import EpochNow, forecast_words
 from batchwright.reporting.data.outline import outline_words, outlined
 from batchwright.reporting.data.plan_words import (
@@ -37,7 +38,6 @@ from batchwright.reporting.data.plan_words import (
 )
 from batchwright.reporting.data.reading import (
     SIMULATED,
-    accounting_rows,
     accuracy,
     accuracy_words,
     compared_rows,
@@ -52,7 +52,6 @@ from batchwright.reporting.data.reading import (
     simulated_word,
     training_clock,
     training_words,
-    worker_rows,
 )
 from batchwright.reporting.data.worker_curves import spread, worker_curves
 from batchwright.reporting.pages import markup
@@ -143,11 +142,8 @@ def plan_part(
 ) -> str:
     """A plan: accuracy, time and cost by batch, its stages, and the reason of each choice.
 
-    Args:
-        plan: The plan; of a very long one only an outline is drawn.
-        profile: The plan's profile, if known, whose measured steps are drawn on top.
-        epochs: Trained epochs, whose rates are drawn on top.
-        learning: Whether to draw accuracy, too.
+    Of a very long plan only an outline is drawn. Measured steps of the profile, and the rates of
+    trained epochs, are drawn on top. Without ``learning`` there is no accuracy.
     """
     note, plan = outline_words(plan), outlined(plan)
     stated = [one for one in plan.reasons if one.value or one.why]
@@ -201,9 +197,7 @@ def _reason(reason: Reason) -> str:
 def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
     """Seconds per epoch and peak memory, predicted and measured, and the effect of a refit.
 
-    Args:
-        summary: The run, or its finished epochs.
-        now: The epoch in progress, if there is one.
+    The epoch in progress, ``now``, is drawn, too.
     """
     charts = markup.pair(_epochs_chart(summary, now), _candidates_chart(summary))
     head, *rows = compared_rows(summary)
@@ -222,12 +216,7 @@ def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
 
 
 def accuracy_part(summary: RunSummary, forecast: EpochLine | None = None) -> str:
-    """Last and best held-out accuracy, and both curves.
-
-    Args:
-        summary: The run, or its finished epochs.
-        forecast: The line with the forecast of a running training's end, if there is one.
-    """
+    """Last and best held-out accuracy, and both curves, with a running training's forecast."""
     if not summary.epochs:
         return "<p>No epoch was finished.</p>"
     last, best = last_evaluated(summary), summary.best_epoch
@@ -244,12 +233,7 @@ def accuracy_part(summary: RunSummary, forecast: EpochLine | None = None) -> str
 
 
 def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
-    """How the time was spent, in all and by each worker.
-
-    Args:
-        summary: The run, or its finished epochs.
-        by_epoch: Whether to draw the workers' times over the epochs, too.
-    """
+    """How the time was spent, in all and by each worker; with ``by_epoch`` over the epochs, too."""
     around = " of the command" * bool(summary.before or summary.after)
     whole = "training, simulated time" if summary.simulated else f"wall time{around}"
     head, rows = ["part", "time", "share"], accounting_rows(summary)

@@ -120,15 +120,10 @@ def draw_run(summary: RunSummary) -> Iterator[tuple[str, Figure]]:
 
 
 def plan_figure_data(plan: Plan, profiles: Sequence[Profile] = ()) -> dict[str, Any]:
-    """The numbers of a plan's figure.
+    """The numbers of a plan's figure, on which measured steps of the profiles are drawn.
 
-    Args:
-        plan: The plan.
-        profiles: Profiles whose measured steps are drawn as points.
-
-    Returns:
-        The fields of `plan_curves.PlanCurves`, with a ``format``; and ``stages``, if the figure
-        shows them.
+    They are the fields of `plan_curves.PlanCurves`, with a ``format``; and ``stages``, if the
+    figure shows them.
     """
     data = {"format": "batchwright-plan-figure/1", **asdict(plan_curves(plan, profiles))}
     if _shows_stages(plan):
@@ -142,15 +137,12 @@ def _shows_stages(plan: Plan) -> bool:
 
 
 def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> list[Path]:
-    """Draw the plan, and write the numbers beside it as ``NAME.figure.json``.
+    """Draw the plan into a PNG, PDF or SVG file; its numbers go beside it, ``NAME.figure.json``.
 
-    Args:
-        plan: The plan.
-        profiles: Profiles whose measured steps are drawn as points.
-        path: File to write: PNG, PDF or SVG, by its suffix.
+    Measured steps of the profiles are drawn as points.
 
     Returns:
-        The written files: the figure and its numbers.
+        The written files.
 
     Raises:
         FileError: The suffix is another one, the plan has no candidates, or the file cannot be
@@ -204,14 +196,7 @@ def draw_plan(curves: PlanCurves, plan: Plan) -> Figure:
 
 
 def write_schedule_figure(schedule: RateSchedule, path: Path) -> Path:
-    """Draw a schedule of the learning rate.
-
-    Args:
-        schedule: The schedule.
-        path: File to write: PNG, PDF or SVG, by its suffix.
-
-    Returns:
-        ``path``.
+    """Draw a schedule of the learning rate into a PNG, PDF or SVG file; returns its path.
 
     Raises:
         FileError: The suffix is another one, or the file cannot be written.

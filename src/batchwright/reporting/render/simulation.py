@@ -95,12 +95,8 @@ def _search_table(search: Search) -> Table:
 def write_simulation_figure(found: Simulation, path: Path) -> Path:
     """Draw one training on the first cluster, time and cost of all clusters, and the searches.
 
-    Args:
-        found: The simulation.
-        path: File to write: PNG, PDF or SVG, by its suffix.
-
     Returns:
-        ``path``.
+        The path of the file: PNG, PDF or SVG, by its suffix.
 
     Raises:
         FileError: The suffix is another one, or the file cannot be written.

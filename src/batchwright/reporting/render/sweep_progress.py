@@ -108,7 +108,7 @@ class SweepProgress:
         self._failed += cell.state == "failed"
         self._reached[cell.name] = self._epochs.get(cell.name, 0)
         place = f"{self._before + self._ended} of {self._total}"
-        self._say(f"{place}, {self._words[cell.name]}: {cell_words(cell)}{self._left(', ')}")
+        self._say(f"{place}, {self._words[cell.name]}: {cell_words(cell)}{self._left()}")
 
     def picture(self) -> RenderableType:
         """The current picture for the terminal."""
@@ -120,7 +120,7 @@ class SweepProgress:
         total = sum(self._epochs.values()) or 1
         head = Table.grid(padding=(0, 1))
         failed = f", {self._failed} failed" if self._failed else ""
-        words = f"{self._before + self._ended} of {self._total} runs{failed}{self._left(', ')}"
+        words = f"{self._before + self._ended} of {self._total} runs{failed}{self._left()}"
         bar = ProgressBar(total=total, completed=sum(self._reached.values()), width=BAR_WIDTH)
         head.add_row(Text("sweep"), bar, Text(words))
         rows = Table.grid(padding=(0, 1))
@@ -132,12 +132,12 @@ class SweepProgress:
             )
         return Group(head, rows)
 
-    def _left(self, before: str) -> str:
+    def _left(self) -> str:
         done, total = sum(self._reached.values()), sum(self._epochs.values())
         if done < len(self._running) / 2:  # so far most of the time went into starting
             return ""
         left = self._pace.left(done, total, self._clock())
-        return f"{before}{left_words(left)}" if left else ""
+        return f", {left_words(left)}" if left else ""
 
     def _say(self, text: str) -> None:
         print_line(self._console, text)

@@ -31,11 +31,11 @@ from batchwright.records.text.formatting import (
 )
 from batchwright.records.text.load_text import load_words
 from batchwright.reporting.charts.chart import evenly
+from batchwright.reporting.data.accounting import accounting_rows, worker_rows
 from batchwright.reporting.data.comparison import RunComparison, comparison_rows
 from batchwright.reporting.data.comparison import setting_rows as run_setting_rows
 from batchwright.reporting.data.reading import (
     SIMULATED,
-    accounting_rows,
     accuracy,
     accuracy_words,
     compared_rows,
@@ -45,7 +45,6 @@ from batchwright.reporting.data.reading import (
     memory_measured,
     memory_note,
     simulated_word,
-    worker_rows,
 )
 from batchwright.reporting.data.round_curves import round_facts, round_rows
 from batchwright.reporting.data.schedule_words import fact_rows

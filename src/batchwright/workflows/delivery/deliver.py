@@ -38,11 +38,7 @@ class Trained(NamedTuple):
 
 
 def trained(run: str | Path, checkpoint: str) -> Trained:
-    """The network of a finished run.
-
-    Args:
-        run: Folder of the run.
-        checkpoint: As for `deliver`.
+    """The network of a finished run in a folder; ``checkpoint`` is as for `deliver`.
 
     Raises:
         ArgumentError: ``checkpoint`` is wrong.

@@ -21,7 +21,7 @@ from batchwright.storage.files import is_folder, is_there, writing_whole
 from batchwright.workflows.delivery.class_counts import TOP, Predicted
 from batchwright.workflows.delivery.deliver import trained
 from batchwright.workflows.delivery.model_card import RECALIBRATED, recalibrates
-from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+from batchwright.workflows.job_changes import refuse_unconfirmed_code
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,7 +25,7 @@ from batchwright.records.run_folder import read_summary, resuming_words
 from batchwright.records.text.job_values import flattened, text_of
 from batchwright.records.text.problems import to_stderr
 from batchwright.storage.files import is_there, look_again
-from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+from batchwright.workflows.job_changes import refuse_unconfirmed_code
 
 
 def hands_over(job: Job) -> bool:

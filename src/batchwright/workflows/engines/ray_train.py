@@ -224,10 +224,7 @@ def _trainer(order: Work, job: Job, workers: int) -> Any:
 def _fit(trainer: Any, logs: Path, again: str) -> None:
     """Train, while this process shows the first worker's log and passes on a request to stop.
 
-    Args:
-        trainer: Ray's trainer.
-        logs: Folder of the workers' logs.
-        again: The command that continues the run.
+    ``again`` is the command that continues the run.
 
     Raises:
         WorkerError: The run failed.

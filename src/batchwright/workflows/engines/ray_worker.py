@@ -90,10 +90,8 @@ def work(given: dict[str, Any]) -> None:
     """Carry out a run beside this worker; Ray Train calls it in each of its workers.
 
     When Ray announces that a machine is about to be taken away, all processes stop with a
-    checkpoint and start again at once, to use the time that is left.
-
-    Args:
-        given: Values of a `Work`.
+    checkpoint and start again at once, to use the time that is left. ``given`` has the values of a
+    `Work`.
 
     Raises:
         WorkerError: A process was killed or fell silent, after which Ray starts all workers again.
@@ -111,11 +109,7 @@ def work(given: dict[str, Any]) -> None:
 
 
 def _carry_out(order: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]]:
-    """Run the command once beside each worker.
-
-    Args:
-        order: What to run.
-        leaving: Machines whose loss was announced before.
+    """Run the command once beside each worker; the loss of ``leaving`` was announced before.
 
     Returns:
         The exit code of the first worker's process, and all machines whose loss was announced; or

@@ -21,7 +21,7 @@ from batchwright.records.text.formatting import setting_words
 from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
-from batchwright.workflows.prepare_job import data_facts, ready_for
+from batchwright.workflows.prepare_job import data_facts, ready_for, sides_of
 from batchwright.workflows.prices import check_prices, job_here
 from batchwright.workflows.sweep.grid import Cell
 
@@ -51,9 +51,6 @@ def needs_probe(job: Job) -> bool:
 
 class Planner:
     """Makes the plans of cells, and caches the facts and profiles that it needs.
-
-    Args:
-        keys: The sweep's keys.
 
     Attributes:
         plans: Plans by the cell's name; missing: not made yet.
@@ -100,11 +97,8 @@ class Planner:
     def measure(self, cells: Iterable[Cell], folder: Path) -> None:
         """Probe for the cells that are not planned yet, and plan them.
 
-        A cell that cannot be planned gets an entry in `errors`, and the others continue.
-
-        Args:
-            cells: The cells.
-            folder: The sweep's folder, for profiles and logs.
+        A cell that cannot be planned gets an entry in `errors`, and the others continue. The
+        sweep's folder takes profiles and logs.
 
         Raises:
             BatchwrightError: The probe itself failed.
@@ -230,7 +224,7 @@ class Planner:
         key = json.dumps([job.network, job.network_args, job.resolutions, job.frozen])
         if key not in self._networks:
             data = self._data_of(job)
-            side = data.side if job.resolutions == "auto" else max(job.resolutions)
+            side = max(sides_of(job, data))
             classes = len(data.classes)
             network = build_network(
                 job.network,

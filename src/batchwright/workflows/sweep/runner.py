@@ -33,7 +33,7 @@ from batchwright.records.text.formatting import job_value
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
 from batchwright.storage.locks import take
-from batchwright.workflows.prepare_job import differences, may_change
+from batchwright.workflows.job_changes import differences, may_change, named_code
 from batchwright.workflows.sweep.grid import Cell
 from batchwright.workflows.sweep.slots import Slots, width_of
 
@@ -71,11 +71,9 @@ class Runner:
         self._running: list[_Running] = []
 
     def run(self, cells: Sequence[tuple[Cell, Plan]], stops: Callable[[], Sequence[int]]) -> None:
-        """Run cells; of those that there is room for, the first in order starts first.
+        """Run cells until ``stops`` returns a stop signal.
 
-        Args:
-            cells: The cells with their plans.
-            stops: Returns the stop signals so far.
+        Of those that there is room for, the first in order starts first.
         """
         waiting = list(cells)
         try:
@@ -160,7 +158,7 @@ def words_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str
         for key, _, value in differences(plan.job, cell.job)
         if may_change(key) and key != "launch" and value != "auto"  # which the plan has decided
     }
-    named = {key: getattr(cell.job, key) for key in cell.job.code_keys}
+    named = named_code(cell.job)
     return [
         "train",
         "--resume" if resumes else str(plan_file_of(folder, cell)),

@@ -116,14 +116,9 @@ def take_down(
     watcher: Watcher,
     stops: Callable[[], Sequence[int]],
 ) -> None:
-    """Wait for the other processes' cells, and record how they ended.
+    """Wait for the other processes' cells, and tell the watcher how they ended.
 
-    Args:
-        number: The order's number, from `hand_out`.
-        folder: The sweep's folder.
-        others: Cells of the other processes.
-        watcher: Is called with each cell's end.
-        stops: Returns the stop signals so far.
+    ``number`` is that of the order, from `hand_out`; ``stops`` returns the stop signals so far.
     """
     from batchwright.distributed.joining.gathering import Gathering
 

@@ -44,21 +44,15 @@ from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.storage.files import make_folder
 from batchwright.workflows.engines import refuse_to_hand_over
-from batchwright.workflows.prepare_job import (
-    job_of,
+from batchwright.workflows.job_changes import (
+    named_code,
     planned_differences,
     refuse_unconfirmed_code,
 )
+from batchwright.workflows.prepare_job import job_of
 from batchwright.workflows.prices import check_prices
 from batchwright.workflows.sweep.gathering import Results
-from batchwright.workflows.sweep.grid import (
-    Cell,
-    Grid,
-    cells_of,
-    read_grid,
-    seeds_of,
-    widened,
-)
+from batchwright.workflows.sweep.grid import Cell, Grid, cells_of, read_grid, seeds_of, widened
 from batchwright.workflows.sweep.plans import Planner
 from batchwright.workflows.sweep.runner import (
     Runner,
@@ -128,7 +122,7 @@ def sweep(
                 chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
                 asked = f"{job.model_dump_json()} {swept} {chosen}"
                 if (again := begun_before(out, asked)) is not None:
-                    keys, overrides = {key: getattr(job, key) for key in job.code_keys}, []
+                    keys, overrides = named_code(job), []
                     job, out, resume = None, again, True
             if resume:
                 folder = held.enter_context(existing_run(out, "sweep.json"))

@@ -57,26 +57,10 @@ class Arrangement:
     follow: bool
     rate: float = 1.0
 
-    def sampler(self, data: Any, *, rank: int, workers: int, least: int, **how: Any) -> Sampler:
-        """The sampler of a worker.
-
-        Args:
-            data: The data set.
-            rank: The worker's rank.
-            workers: Number of workers.
-            least: Fewest samples of a pass: 2 with batch normalization.
-            **how: Further arguments of `Sampler`.
-        """
-        return Sampler(
-            data,
-            self.global_batch,
-            shares=self.shares,
-            passes=self.passes,
-            rank=rank,
-            workers=workers,
-            least=least,
-            **how,
-        )
+    def sampler(self, data: Any, **how: Any) -> Sampler:
+        """A worker's sampler; ``how`` has its rank and further arguments of `Sampler`."""
+        batch, shares = self.global_batch, self.shares
+        return Sampler(data, batch, shares=shares, passes=self.passes, **how)
 
     def resumed(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """A sampler's state to go on from: its shares count only if they follow speed here, too."""
@@ -277,9 +261,9 @@ def _loader_like(loader: Any, **batches: Any) -> Any:
 
 def fewest_samples(model: Any) -> int:
     """Fewest samples of a pass: 2 with batch normalization."""
-    from torch.nn.modules.batchnorm import _BatchNorm
+    from batchwright.workload.task import has_batch_norm
 
-    return 2 if any(isinstance(one, _BatchNorm) for one in model.modules()) else 1
+    return 2 if has_batch_norm(model) else 1
 
 
 def probed(

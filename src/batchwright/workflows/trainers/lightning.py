@@ -17,12 +17,7 @@ from typing import Any
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.unequal import (
-    Part,
-    Sampler,
-    place_among_workers,
-    weigh_gradient,
-)
+from batchwright.training.batches.unequal import Part, Sampler, place_among_workers, weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,

@@ -22,9 +22,9 @@ from batchwright.workload.data.listing import (
     Listing,
     held_out_name,
     hold_out,
-    some_names,
 )
 from batchwright.workload.data.store_writer import PARTS, Part
+from batchwright.workload.extras import some_names
 
 _NO_CLASS = ("val", "test")  # names that are never those of a class
 _LINKS = " (links that lead out of the data folder are not followed)"

@@ -33,6 +33,7 @@ from batchwright.workload.data.decoding import (
 )
 from batchwright.workload.data.store import Progress
 from batchwright.workload.data.store_writer import PARTS, Part, StoreWriter
+from batchwright.workload.extras import some_names
 from batchwright.workload.host import usable_cores
 
 TRAIN_NAMES = ("train", "training")
@@ -42,7 +43,6 @@ VAL_NAMES, TEST_NAMES = ("validation", "valid", "val", "dev"), ("test", "testing
 """Usual names of held-out images, in order of preference."""
 
 _USUAL_SIDE = 160  # pixels: enough to learn from photographs at a bearable cost
-_SHOWN = 5  # class names in a message
 _SAMPLE = 100  # images whose sizes give the natural side and the bytes of all images
 _LOOKED_AT = 1000  # training images decoded for their mean, where images stay in their files
 _Task = TypeVar("_Task")
@@ -169,12 +169,6 @@ def split_parts(
             f"{where}: {name} has classes that no training image has: {some_names(names)}"
         )
     return {"train": train, "val": files}, name
-
-
-def some_names(names: Iterable[object]) -> str:
-    """The first few of many names."""
-    shown = [str(name) for name in names]
-    return ", ".join(shown[:_SHOWN]) + (", ..." if len(shown) > _SHOWN else "")
 
 
 def held_out_name(words: Collection[str]) -> str | None:

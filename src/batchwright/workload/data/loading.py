@@ -25,13 +25,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from batchwright.errors import (
-    TOO_LITTLE_SHARED,
-    DataError,
-    PlanError,
-    SharedMemoryError,
-    one_line,
-)
+from batchwright.errors import TOO_LITTLE_SHARED, DataError, PlanError, SharedMemoryError, one_line
 from batchwright.records import Job
 from batchwright.workload.host import worker_threads
 
@@ -265,11 +259,8 @@ class LoadingMeter:
 
     Each loader process writes a row of its own in shared memory, so no process waits for another.
 
-    Args:
-        loaders: Number of loader processes; 0: this process loads.
-
     Attributes:
-        loaders: Number of loader processes.
+        loaders: Number of loader processes; 0: this process loads.
         asked: Number of batches that were asked for; counted by the caller.
     """
 

@@ -13,7 +13,6 @@ from operator import index as whole
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -30,15 +29,13 @@ from batchwright.records.registries.data_sources import (
     source_of,
 )
 from batchwright.records.text.formatting import data_name
-from batchwright.workload.data import cifar, image_folder
-from batchwright.workload.data.cifar import Arrays
+from batchwright.workload.data import image_folder
 from batchwright.workload.data.image_files import ImageFiles, fits_the_disk
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.listing import (
     Listing,
     decode_all,
     index_all,
-    largest_share,
     natural_side,
     stored_bytes,
 )
@@ -50,18 +47,11 @@ from batchwright.workload.data.store import (
     open_store,
     stored_facts,
 )
-from batchwright.workload.data.store_writer import (
-    PARTS,
-    Header,
-    Part,
-    StoreWriter,
-    array_bytes,
-)
+from batchwright.workload.data.store_writer import Header, Part, StoreWriter
 from batchwright.workload.extras import in_words
 from batchwright.workload.task import import_object
 
 _IMPORT_STRING = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-_DIGITS_HELD_OUT = 36  # of each of the ten digits
 # Part of the recipe of an index; a new number where other images are unreadable, or other values
 # are kept. 2: long thin images are unreadable, and the mean is of readable images.
 _IN_FILES = "decoded files, 2"
@@ -165,116 +155,15 @@ def _normalized_by(data: ImageData, six: tuple[float, ...]) -> ImageData:
     return replace(data, mean=mean, std=std)
 
 
-# ------------------------------------------------------------------------ images that are arrays
-
-
-@dataclass(frozen=True)
-class _ArrayData:
-    """A data set small enough to be read into memory as a whole."""
-
-    name: str
-    classes: tuple[str, ...]
-    split: str
-    parts: dict[Part, Arrays]
-
-
-def _open_arrays(
-    recipe: Mapping[str, object],
-    read: Callable[[], _ArrayData],
-    progress: Progress | None,
-    verify: bool,
-) -> ImageData:
-    def build(writer: StoreWriter) -> DataFacts:
-        data = read()
-        digest = hashlib.sha256(json.dumps(data.classes).encode())
-        for part in PARTS:
-            pixels, labels = data.parts[part]
-            writer.add(part, pixels, labels)
-            digest.update(part.encode())
-            digest.update(array_bytes(labels.astype("<i8")))
-            digest.update(array_bytes(pixels))
-        return DataFacts(
-            name=data.name,
-            digest=digest.hexdigest(),
-            train_samples=len(data.parts["train"][1]),
-            val_samples=len(data.parts["val"][1]),
-            split=data.split,
-            classes=data.classes,
-            side=data.parts["train"][0].shape[1],
-            largest_class=largest_share(data.parts["val"][1]),
-        )
-
-    return _open(recipe, build, progress, verify)
-
-
-def _open(
+def open_decoded(
     recipe: Mapping[str, object],
     build: Callable[[StoreWriter], DataFacts],
     progress: Progress | None,
     verify: bool,
 ) -> ImageData:
+    """The images of a recipe from the cache, where ``build`` decodes them if they are not there."""
     train, val, header = open_store(recipe, build, progress=progress, verify=verify)
     return ImageData(train, val, header.facts, header.mean, header.std)
-
-
-def open_digits(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
-    """Scikit-learn's handwritten digits."""
-    del place
-    return _open_arrays({"data": job.data}, _read_digits, progress, verify)
-
-
-def _read_digits() -> _ArrayData:
-    """Handwritten digits, 8 x 8 pixels of 17 grey levels (UCI, Optical Recognition of Digits).
-
-    The split is part of the data set, as CIFAR's is, so no job key moves it.
-    """
-    from sklearn.datasets import load_digits  # slow to import, and needed once per cache
-
-    digits = load_digits()
-    images, labels = digits.images, digits.target.astype(np.int64)
-    grey = ((images.astype(np.int64) * 255 + 8) // 16).astype(np.uint8)
-    pixels = np.repeat(grey[..., None], 3, axis=3)
-    # Chosen by a hash, not by a random generator, whose numbers a library version might change.
-    draw = [hashlib.sha256(b"%d" % index).digest() for index in range(len(labels))]
-    held_out = np.zeros(len(labels), bool)
-    for digit in range(10):
-        mine = np.flatnonzero(labels == digit).tolist()
-        held_out[sorted(mine, key=draw.__getitem__)[:_DIGITS_HELD_OUT]] = True
-    return _ArrayData(
-        name="digits",
-        classes=tuple(map(str, range(10))),
-        split=f"{_DIGITS_HELD_OUT} images of each digit, the same in every job",
-        parts={
-            "train": (pixels[~held_out], labels[~held_out]),
-            "val": (pixels[held_out], labels[held_out]),
-        },
-    )
-
-
-def open_cifar(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
-    """CIFAR-10 or CIFAR-100, from the folder of its original files or its parent."""
-    kind = job.data.partition(":")[0]
-    edition = cifar.EDITIONS[kind]
-    folder = cifar.find_folder(edition, Path(place).expanduser())
-
-    def read() -> _ArrayData:
-        classes = cifar.read_classes(edition, folder)
-        parts: dict[Part, Arrays] = {}
-        for done, part in enumerate(PARTS):
-            if progress:
-                progress(done, len(PARTS), f"reading {edition.title}")
-            parts[part] = cifar.read_part(edition, folder, part, len(classes))
-        if progress:
-            progress(len(PARTS), len(PARTS), f"reading {edition.title}")
-        return _ArrayData(kind, classes, "the original test images", parts)
-
-    states = {name: (folder / name).stat() for name in edition.files}
-    recipe = {
-        "data": kind,
-        "root": str(folder.resolve()),
-        "files": {name: [one.st_size, one.st_mtime_ns] for name, one in states.items()},
-    }
-    return _open_arrays(recipe, read, progress, verify)
 
 
 def open_image_folder(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
@@ -349,7 +238,7 @@ def _open_listing(
             found = open_index(in_files, builder(index_all), progress=progress)
         if found is not None:
             return _in_files(listing, top, *found)
-    return _open(recipe, builder(decode_all), progress, verify)
+    return open_decoded(recipe, builder(decode_all), progress, verify)
 
 
 def _in_files(listing: Listing, top: int, rows: Mapping[Part, Tensor], header: Header) -> ImageData:
@@ -377,8 +266,7 @@ def open_function(job: Job, place: str, progress: Progress | None, verify: bool)
     try:
         returned = function()
     except Exception as error:
-        cause = str(error).partition("\n")[0]
-        raise DataError(f"data={job.data} failed: {type(error).__name__}: {cause}") from error
+        raise DataError(f"data={job.data} failed: {in_words(error)}") from error
     return from_datasets(job.data, returned)
 
 

@@ -18,12 +18,16 @@ from batchwright.workload.data.listing import (
     held_out_name,
     named_classes,
     refuse_unless_text,
-    some_names,
     split_parts,
 )
 from batchwright.workload.data.sources import ImageData, open_listed
 from batchwright.workload.data.store import Progress
-from batchwright.workload.extras import import_library, in_words, without_waiting_for_the_hub
+from batchwright.workload.extras import (
+    import_library,
+    in_words,
+    some_names,
+    without_waiting_for_the_hub,
+)
 
 _OURS = ("train", "val", "image", "label")  # keys of data_args; others go to `load_dataset`
 _SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` writes

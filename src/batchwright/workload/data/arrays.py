@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their original python files.
+"""Data sets that are read into memory as arrays: scikit-learn's digits, CIFAR-10 and CIFAR-100.
 
 Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009;
 https://www.cs.toronto.edu/~kriz/cifar.html, "python version".
@@ -6,8 +6,11 @@ https://www.cs.toronto.edu/~kriz/cifar.html, "python version".
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,119 @@ import numpy as np
 import numpy.typing as npt
 
 from batchwright.errors import DataError
-from batchwright.workload.data.store_writer import Part
+from batchwright.records import DataFacts, Job
+from batchwright.workload.data.listing import largest_share
+from batchwright.workload.data.sources import ImageData, open_decoded
+from batchwright.workload.data.store import Progress
+from batchwright.workload.data.store_writer import PARTS, Part, StoreWriter, array_bytes
 
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 """Images, uint8 (N, height, width, 3), and their labels, int64 (N,)."""
 
-_SIDE = 32
+_DIGITS_HELD_OUT = 36  # of each of the ten digits
+_SIDE = 32  # of a CIFAR image, in pixels
+
+
+@dataclass(frozen=True)
+class _ArrayData:
+    """A data set small enough to be read into memory as a whole."""
+
+    name: str
+    classes: tuple[str, ...]
+    split: str
+    parts: dict[Part, Arrays]
+
+
+def _open_arrays(
+    recipe: Mapping[str, object],
+    read: Callable[[], _ArrayData],
+    progress: Progress | None,
+    verify: bool,
+) -> ImageData:
+    def build(writer: StoreWriter) -> DataFacts:
+        data = read()
+        digest = hashlib.sha256(json.dumps(data.classes).encode())
+        for part in PARTS:
+            pixels, labels = data.parts[part]
+            writer.add(part, pixels, labels)
+            digest.update(part.encode())
+            digest.update(array_bytes(labels.astype("<i8")))
+            digest.update(array_bytes(pixels))
+        return DataFacts(
+            name=data.name,
+            digest=digest.hexdigest(),
+            train_samples=len(data.parts["train"][1]),
+            val_samples=len(data.parts["val"][1]),
+            split=data.split,
+            classes=data.classes,
+            side=data.parts["train"][0].shape[1],
+            largest_class=largest_share(data.parts["val"][1]),
+        )
+
+    return open_decoded(recipe, build, progress, verify)
+
+
+def open_digits(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """Scikit-learn's handwritten digits."""
+    del place
+    return _open_arrays({"data": job.data}, _read_digits, progress, verify)
+
+
+def _read_digits() -> _ArrayData:
+    """Handwritten digits, 8 x 8 pixels of 17 grey levels (UCI, Optical Recognition of Digits).
+
+    The split is part of the data set, as CIFAR's is, so no job key moves it.
+    """
+    from sklearn.datasets import load_digits  # slow to import, and needed once per cache
+
+    digits = load_digits()
+    images, labels = digits.images, digits.target.astype(np.int64)
+    grey = ((images.astype(np.int64) * 255 + 8) // 16).astype(np.uint8)
+    pixels = np.repeat(grey[..., None], 3, axis=3)
+    # Chosen by a hash, not by a random generator, whose numbers a library version might change.
+    draw = [hashlib.sha256(b"%d" % index).digest() for index in range(len(labels))]
+    held_out = np.zeros(len(labels), bool)
+    for digit in range(10):
+        mine = np.flatnonzero(labels == digit).tolist()
+        held_out[sorted(mine, key=draw.__getitem__)[:_DIGITS_HELD_OUT]] = True
+    return _ArrayData(
+        name="digits",
+        classes=tuple(map(str, range(10))),
+        split=f"{_DIGITS_HELD_OUT} images of each digit, the same in every job",
+        parts={
+            "train": (pixels[~held_out], labels[~held_out]),
+            "val": (pixels[held_out], labels[held_out]),
+        },
+    )
+
+
+def open_cifar(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """CIFAR-10 or CIFAR-100, from the folder of its original files or its parent."""
+    kind = job.data.partition(":")[0]
+    edition = EDITIONS[kind]
+    folder = find_folder(edition, Path(place).expanduser())
+
+    def read() -> _ArrayData:
+        classes = read_classes(edition, folder)
+        parts: dict[Part, Arrays] = {}
+        for done, part in enumerate(PARTS):
+            if progress:
+                progress(done, len(PARTS), f"reading {edition.title}")
+            parts[part] = read_part(edition, folder, part, len(classes))
+        if progress:
+            progress(len(PARTS), len(PARTS), f"reading {edition.title}")
+        return _ArrayData(kind, classes, "the original test images", parts)
+
+    states = {name: (folder / name).stat() for name in edition.files}
+    recipe = {
+        "data": kind,
+        "root": str(folder.resolve()),
+        "files": {name: [one.st_size, one.st_mtime_ns] for name, one in states.items()},
+    }
+    return _open_arrays(recipe, read, progress, verify)
+
+
+# ------------------------------------------------------------------------------- the files of CIFAR
 
 
 @dataclass(frozen=True)
