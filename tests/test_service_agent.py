@@ -808,8 +808,31 @@ def test_an_agent_follows_no_plan_that_its_profile_does_not_lead_to(service, hol
     Here(service, tmp_path / "one").work()
     found = state(service, job)
     assert found.state == "failed"
-    assert found.error.startswith("the plan is not the one that its profile leads to: stages[0].ep")
+    assert re.fullmatch(
+        r"the plan is not the one that its profile leads to: stages\[0\]\.epochs = 1000000 "
+        r"instead of \d+; if another version made it, submit the job again",
+        found.error,
+    )
     assert not (tmp_path / "one" / "jobs" / job.id / "run").exists()
+
+
+def test_a_plan_that_another_version_made_is_followed_if_the_choice_is_the_same(
+    service, hold, tmp_path
+):
+    """It lacked fields of this version, had other predictions, and bounded no workers."""
+    job = approved(service, tmp_path / "one")
+    plan = bw.plan([make_profile()])
+    rows = tuple(
+        one.model_copy(update={"fixed_samples": 0.0, "predicted_bytes": None})
+        for one in plan.stages
+    )
+    earlier = {"considered": (), "end_loss": None, "threads": None, "stages": rows}
+    earlier["job"] = change_job(plan.job, {"goal.max_workers": 64})
+    text = plan.model_copy(update=earlier).model_dump_json()
+    with service.store.database.writing() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == job.id).values(plan=text))
+    Here(service, tmp_path / "one").work()
+    assert state(service, job).state == "done", state(service, job).error
 
 
 def test_an_agent_measures_nothing_for_a_profile_of_another_job(service, hold, tmp_path):

@@ -47,9 +47,9 @@ from batchwright.records.agent_rules import (
     NO_OFFER,
     Offer,
     bounding_keys,
-    difference,
     misfit,
     not_allowed,
+    other_choice,
 )
 from batchwright.records.documents import (
     change_job,
@@ -268,7 +268,8 @@ class JobWork:
             raise Unable(one_line(error)) from None
 
     def _check_plan(self, plan: Plan) -> None:
-        """Refuse a plan of another agent that its profile does not lead to.
+        """Refuse a plan that trains otherwise than the one that its profile leads to here: another
+        agent may have sent it, or another version made it before it was approved.
 
         Raises:
             JobError: The plan is another one, or came without a profile.
@@ -280,9 +281,12 @@ class JobWork:
         make_folder(made)
         write_record(profile, made / "profile.json")
         own = self._plan(made / "profile.json", made / "plan.json")
-        problem = difference(own, plan, without=("reasons",))
+        problem = other_choice(own, plan)
         if problem:
-            raise JobError(f"the plan is not the one that its profile leads to: {problem}")
+            raise JobError(
+                f"the plan is not the one that its profile leads to: {problem}; if another version "
+                "made it, submit the job again"
+            )
 
     # ------------------------------------------------------------------------------- probe and plan
 
