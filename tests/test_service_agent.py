@@ -288,6 +288,42 @@ def test_a_machine_that_can_start_no_process_fails_no_job(
     assert "it is short of processes, files or memory: Resource temp" in found.waiting
 
 
+@pytest.mark.parametrize("name", ["lease", "artifacts"])
+def test_a_machine_that_can_start_no_thread_gives_the_job_back(
+    service, queued, hold, tmp_path, monkeypatch, name
+):
+    """The limit on processes counts threads, too: heartbeats and uploads have one each."""
+    start = threading.Thread.start
+
+    def starting(thread):
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    here = Here(service, tmp_path / "agent")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", starting)
+        assert here.work()
+    reason = "it is short of processes, files or memory: can't start new thread"
+    assert here.told[-1] == f"a job: given back: {reason}"
+    found = state(service, queued)
+    assert (found.state, found.error) == ("queued", None)
+    assert reason in found.waiting
+    assert Here(service, tmp_path / "agent").work()  # it was restarted
+    assert state(service, queued).state == "done"
+
+
+@pytest.mark.parametrize(
+    "words", ["RuntimeError: can't start new thread", "fork: Resource temporarily unavailable"]
+)
+def test_a_verb_that_can_start_no_process_fails_no_job(service, queued, hold, tmp_path, words):
+    hold.write_text(f"fail train: {words}")
+    assert Here(service, tmp_path / "agent").work()
+    found = state(service, queued)
+    assert (found.state, found.error) == ("planned", None)
+    assert words in found.waiting
+
+
 def test_a_plan_for_gpus_is_left_to_an_agent_that_has_them(
     service, hold, made, tmp_path, monkeypatch
 ):

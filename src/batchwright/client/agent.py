@@ -174,29 +174,29 @@ class Agent:
             return understood(JobOrders, answer, self._service.url)
 
         name = lease.job.name
-        with LeaseHeartbeat(report, lease.key, lease.seconds, self._stopping) as heartbeat:
-            work = JobWork(
-                self._folder / "jobs" / lease.job.id,
-                lease,
-                self._introduction.allow,
-                self._service,
-                self._token,
-                heartbeat,
-                offer=self._introduction.offer,
-                limits=self._limits,
-                follow_advice=self._follow_advice,
-                tell=self._tell,
-            )
-            try:
-                self._tell(f"{name}: {work.do()}")
-            except LeaseEnded:
-                if heartbeat.lost:
-                    self._tell(f"{name}: the lease was lost: another agent has it, or it has ended")
-                else:  # another agent need not wait for the lease to run out
-                    heartbeat.give_back(sent=work.sent)
-                    self._tell(f"{name}: given back")
-            except (ServiceError, OSError) as error:
-                self._tell(f"{name}: {error}")
+        heartbeat = LeaseHeartbeat(report, lease.key, lease.seconds, self._stopping)
+        work = JobWork(
+            self._folder / "jobs" / lease.job.id,
+            lease,
+            self._introduction.allow,
+            self._service,
+            self._token,
+            heartbeat,
+            offer=self._introduction.offer,
+            limits=self._limits,
+            follow_advice=self._follow_advice,
+            tell=self._tell,
+        )
+        try:
+            self._tell(f"{name}: {work.do()}")
+        except LeaseEnded:
+            if heartbeat.lost:
+                self._tell(f"{name}: the lease was lost: another agent has it, or it has ended")
+            else:  # another agent need not wait for the lease to run out
+                heartbeat.give_back(sent=work.sent)
+                self._tell(f"{name}: given back")
+        except (ServiceError, OSError) as error:
+            self._tell(f"{name}: {error}")
 
     @contextmanager
     def _noting_signals(self) -> Iterator[None]:

@@ -314,7 +314,8 @@ class RunFiles:
         if self._heartbeat.ended:
             self._end = min(self._end, time.monotonic() + LAST_SECONDS)
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():  # it never began where the system starts no more threads
+            self._thread.join()
         backoff = Backoff(0.5, 2.0)
         for left in range(_LAST_TRIES, 0, -1):
             if self._heartbeat.lost:
