@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import threading
+import time
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,7 @@ from sqlalchemy import update
 
 import batchwright as bw
 from batchwright.cli import client_commands
-from batchwright.client import job_work, lease_heartbeat, offering
+from batchwright.client import job_work, lease_heartbeat, offering, old_folders
 from batchwright.client.agent import Agent, allowed, folder_id, usual_name
 from batchwright.client.http import Service, ServiceError
 from batchwright.client.job_work import CheckpointProgress, code_words
@@ -935,6 +937,41 @@ def test_a_machine_tells_what_it_offers():
 
 
 # --------------------------------------------------------------------------------- one of its kind
+
+
+def test_folders_of_former_jobs_are_removed_once_they_were_too_old_twice(
+    service, queued, hold, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(old_folders, "LOOK_SECONDS", 0.0)
+    here = Here(service, tmp_path / "one", retention_days=2)
+    place = tmp_path / "one" / "jobs"
+    assert here.work()
+    done = place / queued.id
+    assert (done / "run" / "summary.json").exists()
+    former, by_hand, elsewhere = place / str(uuid.uuid4()), place / "notes", tmp_path / "elsewhere"
+    link = place / str(uuid.uuid4())
+    for folder in (former / "run", by_hand, elsewhere):
+        folder.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    then = time.time() - 3 * 86400
+
+    def age():
+        for folder in (former, by_hand, link):
+            os.utime(folder, (then, then), follow_symlinks=False)
+
+    age()
+    here.agent._old_folders.remove()
+    former.touch()  # the clock was ahead, or the agent has worked on it meanwhile
+    here.agent._old_folders.remove()
+    age()
+    here.agent._old_folders.remove()
+    assert former.exists()
+    here.agent._old_folders.remove()
+    assert not former.exists()
+    assert f"removed {former}: no work on it for 2 days" in here.told
+    assert all(path.exists() for path in (done, by_hand, elsewhere, link))
+    Here(service, tmp_path / "one").agent._old_folders.remove()  # without the option: never
+    assert done.exists()
 
 
 def test_a_folder_is_known_again_and_its_copy_is_another(tmp_path):
