@@ -701,20 +701,28 @@ def test_tasks_of_srun_probe_plan_check_and_train(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_mpirun_itself_says_to_its_processes_what_is_found(tmp_path, cache):
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        (
+            "openmpi-bin",
+            ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"),
+        ),
+        ("mpich", ("mpiexec.hydra", "-n", "2")),
+    ],
+    ids=["Open MPI", "MPICH"],
+)
+def test_mpirun_itself_says_to_its_processes_what_is_found(tmp_path, cache, package, words):
     """Runs by processes to which it is said are above and below."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun: apt-get install openmpi-bin")
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"no {words[0]}: apt-get install {package}")
     code = (
         "from batchwright.distributed.joining.environments import found\n"
         "one = found()\n"
         "print(one.by, one.rank, one.size, one.local_rank, one.local_size, one.address)\n"
     )
     done = subprocess.run(
-        [
-            *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"),
-            *(sys.executable, "-c", code),
-        ],
+        [*words, sys.executable, "-c", code],
         cwd=tmp_path,
         env=environment(cache),
         capture_output=True,
