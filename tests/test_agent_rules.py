@@ -1,12 +1,23 @@
-"""What an agent carries out, by its rules."""
+"""What an agent carries out, by its rules, and which plan it follows."""
 
 from __future__ import annotations
 
 import pytest
 
-from batchwright.records import Job
-from batchwright.records.agent_rules import DEFAULTS, Needs, Offer, lacking, not_allowed, rules_of
+from batchwright.records import Job, Plan, Stage
+from batchwright.records.agent_rules import (
+    DEFAULTS,
+    Needs,
+    Offer,
+    lacking,
+    not_allowed,
+    other_choice,
+    rules_of,
+)
+from batchwright.records.documents import change_job
+from batchwright.records.plan_fields import TOLD, TOLD_OF_A_ROW
 from batchwright.records.registries.networks import NETWORKS
+from samples import make_plan
 
 
 def job(**keys):
@@ -101,3 +112,71 @@ def test_more_workers_than_a_machine_can_have_wait_for_another_one():
     assert lacking(Offer(cores=3), needs) is None
     assert lacking(Offer(cores=3, max_workers=4), needs) == ("24 workers", "4")
     assert lacking(Offer(), needs) is None  # an agent that does not say
+
+
+# ----------------------------------------------------------------------------------- plans compared
+
+APPROVED = {
+    *("format", "job", "data", "network", "method", "merge", "server", "update", "ags"),
+    *("average_epochs", "judged_from", "precision", "learning_rate", "stages", "growth"),
+    *("max_epochs", "kinds"),
+}
+APPROVED_OF_A_ROW = {
+    *("epochs", "resolution", "learning_rate", "dropout", "augmentation", "rate_stage"),
+    *("augmentation_strength", "samples_per_round", "update_factors", "local_batch_sizes"),
+    "micro_batch_size",
+}
+
+
+def test_each_field_of_a_plan_is_either_what_was_approved_or_merely_told():
+    """A new field belongs into one of the two: plans are approved by one version and followed by
+    another.
+    """
+    for record, approved, told in (
+        (Plan, APPROVED, TOLD),
+        (Stage, APPROVED_OF_A_ROW, TOLD_OF_A_ROW),
+    ):
+        assert approved | {*told} == {*record.model_fields}
+        assert not approved & {*told}
+
+
+def test_plans_that_train_alike_are_one_choice_whatever_they_tell():
+    plan = make_plan()
+    told = {name: Plan.model_fields[name].default for name in TOLD}
+    rows = {name: Stage.model_fields[name].default for name in TOLD_OF_A_ROW}
+    earlier = plan.model_copy(
+        update={
+            **told,
+            "job": change_job(plan.job, {"goal.max_workers": 8}),
+            "stages": tuple(one.model_copy(update=rows) for one in plan.stages),
+        }
+    )
+    assert earlier != plan
+    assert other_choice(plan, earlier) == other_choice(earlier, plan) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"update": "adamw"}, "update = 'adamw' instead of 'sgd'"),
+        ({"workers": 3}, "stages[0].local_batch_sizes[2] = 48 instead of None"),
+        ({"local_batch_sizes": (47, 49)}, "stages[0].local_batch_sizes[0] = 47 instead of 48"),
+        ({"goal.deadline": 60}, "job.goal.deadline = 60.0 instead of None"),
+        ({"goal.memory": 2**30}, "job.goal.memory = 1073741824 instead of None"),
+        ({"goal.accuracy": 0.5}, "job.goal.accuracy = 0.5 instead of None"),
+    ],
+    ids=str,
+)
+def test_what_was_approved_is_compared(change, line):
+    plan = make_plan()
+    ((name, value),) = change.items()
+    (row,) = plan.stages
+    if name.startswith("goal."):
+        other = plan.model_copy(update={"job": change_job(plan.job, change)})
+    elif name == "update":
+        other = plan.model_copy(update=change)
+    else:
+        sizes = (48,) * value if name == "workers" else value
+        rows = (row.model_copy(update={"local_batch_sizes": sizes}),)
+        other = plan.model_copy(update={"stages": rows})
+    assert other_choice(plan, other) == line

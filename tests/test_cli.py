@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -859,6 +860,34 @@ def test_a_plan_and_results_that_nobody_can_read_any_more_end_no_run(monkeypatch
     for explain in (False, True):
         output.print_plan(make_hybrid_plan(), explain=explain)
     output.finish(make_summary(), as_json=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE), "profile.json"),
+    ],
+    ids=["thread", "process", "file"],
+)
+def test_a_machine_that_is_short_of_processes_or_files_is_told_in_a_line(
+    command, monkeypatch, error
+):
+    def examine(_):
+        raise error
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    assert command("doctor") == (
+        2,
+        "",
+        f"error: this machine is short of processes, files or memory: {said}; end what else runs, "
+        "or raise the limits (`ulimit -a` lists them; a container or batch job has its own)\n",
+    )
+    error = RuntimeError("a mistake of ours")
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        command("doctor")
 
 
 def test_at_a_terminal_a_plan_is_shown_and_printed_only_if_asked(command, place, monkeypatch):

@@ -13,6 +13,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.records import Job, Sweep
 from batchwright.records.documents import change_job, load_job
 from batchwright.records.job import other_keys_come
+from batchwright.records.text.problems import shorten
 from batchwright.service.pages.planner_form import answer_form, read_form
 from batchwright.workflows.prepare_job import job_of
 from batchwright.workflows.sweep.grid import cells_of, read_grid
@@ -252,3 +253,30 @@ def test_what_planning_settles_is_checked_by_the_same_rules():
     wrong = job.model_copy(update={"dual": job.dual.model_copy(update={"large_batches": (8, 4)})})
     with pytest.raises(JobError, match=r"dual\.large_batches=8,4: 2 values for 1 resolution"):
         make_plan(profile, wrong)
+
+
+class Counted:
+    """A value that counts how often it is put into words."""
+
+    times = 0
+
+    def __repr__(self):
+        Counted.times += 1
+        return "x"
+
+
+@pytest.mark.parametrize("value", [[Counted()] * 5000, [{"a": [Counted()]}] * 5000])
+def test_of_a_large_value_only_what_is_shown_is_put_into_words(value):
+    """The rest would hold up a service's other requests."""
+    Counted.times = 0
+    with pytest.raises(JobError, match=r"job key data = .{57}\.\.\.: input should be a"):
+        change_job(Job(), {"data": value})
+    assert Counted.times < 100
+
+
+@pytest.mark.parametrize("value", ["a", "a" * 58, [], (), {}, ["a", {"b": (1, None)}], 10**70])
+def test_a_short_value_is_shown_whole_and_a_long_ones_beginning(value):
+    text = repr(value)
+    assert shorten(value) == (text if len(text) <= 60 else text[:57] + "...")
+    text = repr([value] * 40)
+    assert shorten([value] * 40) == (text if len(text) <= 60 else text[:57] + "...")

@@ -25,10 +25,11 @@ import pytest
 import torch
 from PIL import Image
 
-from batchwright.errors import DataError, JobError
+from batchwright.errors import DataError, FileError, JobError
 from batchwright.records import Job
 from batchwright.records.registries import data_sources
 from batchwright.records.registries.data_sources import DATA
+from batchwright.records.run_folder import new_run_folder
 from batchwright.storage.locks import writing
 from batchwright.workload.data import listing, sources
 from batchwright.workload.data.image_files import ImageFiles
@@ -634,6 +635,44 @@ def test_a_folder_of_parquet_files_with_bytes_and_words_is_read(
     assert data.facts.classes == ("cat", "dog")
     assert data.facts.split == "the split validation"
     assert greys(stores(data)[0]) == [0, 1, 2, 3]
+
+
+def test_a_run_beside_the_data_is_begun_where_the_library_does_not_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Job(data="hf:.")
+    (tmp_path / "train-0.parquet").touch()
+    with pytest.raises(FileError, match=r"--out \.\./run, or one that the data leaves out, as its"):
+        new_run_folder(None, job).__enter__()
+    with new_run_folder(".runs/1", job):
+        pass
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train-00000-of-00001.parquet").touch()
+    with new_run_folder(None, job):
+        pass
+    with pytest.raises(FileError, match="lies among the images of data=hf:"):
+        new_run_folder("data/run", job).__enter__()
+
+
+@pytest.mark.parametrize("place", [".runs/1", "runs/1"])
+def test_what_a_run_writes_beside_the_data_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    library_ = library("datasets")
+    monkeypatch.setattr(library_.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for part, start in (("train", 0), ("test", 50)):
+        path = tmp_path / "set" / "data" / f"{part}-00000-of-00001.parquet"
+        hugging(start=start).to_parquet(str(path))
+    before = open_(f"hf:{tmp_path}/set")
+    with new_run_folder(tmp_path / "set" / place, Job(data=f"hf:{tmp_path}/set")) as folder:
+        for name in ("logs/train.log", "figures/test.png", "metrics.jsonl"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(picture(1))
+        after = open_(f"hf:{tmp_path}/set")
+    assert after.facts == before.facts
+    assert greys(stores(after)[0]) == [0, 1, 2, 3, 4, 5]
 
 
 def test_rows_name_no_files_that_are_not_of_the_data_set(

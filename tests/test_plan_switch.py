@@ -59,6 +59,8 @@ def test_later_rows_may_have_other_batches_and_rates():
     assert why_not(changed, PLAN, 3) == "it changes epoch 3, and 3 are done"
     assert not why_not(PLAN, PLAN, 5)
     assert not why_not(another(PLAN), PLAN.model_copy(update={"reasons": make_plan().reasons}), 2)
+    # Another version predicts otherwise, for the epochs that are done, too.
+    assert not why_not(another(PLAN, fixed_samples=3.0, predicted_bytes=None), PLAN, 2)
 
 
 @pytest.mark.parametrize(

@@ -820,6 +820,18 @@ def test_a_report_that_cannot_be_written_does_not_stop_a_run(folder, told):
     assert told[0].startswith("this run is not reported: cannot read")
 
 
+def test_a_machine_that_can_start_no_thread_does_not_stop_a_run(folder, told, monkeypatch):
+    """The limit on processes counts threads, too; the reporter's lines are read by one."""
+
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with reported(folder, "http://127.0.0.1:9", tell=told.append):
+        pass
+    assert told == ["this run is not reported: BlockingIOError: [Errno 11] can't start new thread"]
+
+
 class Waiting:
     """A reporter for which the user does not wait."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 
 import pytest
@@ -350,6 +351,27 @@ def test_a_run_that_has_finished_is_not_advised(service):
     service.report(run, *map(line_of, lines(PLAN, 4, **SLOW_LINK)))
     service.put("report", f"/v1/runs/{run}/end", json={"outcome": "finished"})
     assert adviser.consider(run) is None
+
+
+def test_background_work_for_which_no_thread_can_be_started_is_done_with_the_next(
+    service, monkeypatch
+):
+    """No request fails for it: the records that it is about are stored."""
+    considered, adviser = [], Adviser(service.store)
+    monkeypatch.setattr(adviser, "consider", considered.append)
+    start = threading.Thread.start
+
+    def broken(thread):
+        if thread.name == "adviser":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", broken)
+        adviser.add("one")
+    adviser.add("two")
+    assert adviser.wait(60)
+    assert considered == ["one", "two"]
 
 
 def test_a_run_without_a_profile_has_that_of_the_job_it_carries_out(service):

@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import threading
+import time
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,7 @@ from sqlalchemy import update
 
 import batchwright as bw
 from batchwright.cli import client_commands
-from batchwright.client import job_work, lease_heartbeat, offering
+from batchwright.client import job_work, lease_heartbeat, offering, old_folders
 from batchwright.client.agent import Agent, allowed, folder_id, usual_name
 from batchwright.client.http import Service, ServiceError
 from batchwright.client.job_work import CheckpointProgress, code_words
@@ -286,6 +288,42 @@ def test_a_machine_that_can_start_no_process_fails_no_job(
     found = state(service, queued)
     assert (found.state, found.error) == ("queued", None)
     assert "it is short of processes, files or memory: Resource temp" in found.waiting
+
+
+@pytest.mark.parametrize("name", ["lease", "artifacts"])
+def test_a_machine_that_can_start_no_thread_gives_the_job_back(
+    service, queued, hold, tmp_path, monkeypatch, name
+):
+    """The limit on processes counts threads, too: heartbeats and uploads have one each."""
+    start = threading.Thread.start
+
+    def starting(thread):
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    here = Here(service, tmp_path / "agent")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", starting)
+        assert here.work()
+    reason = "it is short of processes, files or memory: can't start new thread"
+    assert here.told[-1] == f"a job: given back: {reason}"
+    found = state(service, queued)
+    assert (found.state, found.error) == ("queued", None)
+    assert reason in found.waiting
+    assert Here(service, tmp_path / "agent").work()  # it was restarted
+    assert state(service, queued).state == "done"
+
+
+@pytest.mark.parametrize(
+    "words", ["RuntimeError: can't start new thread", "fork: Resource temporarily unavailable"]
+)
+def test_a_verb_that_can_start_no_process_fails_no_job(service, queued, hold, tmp_path, words):
+    hold.write_text(f"fail train: {words}")
+    assert Here(service, tmp_path / "agent").work()
+    found = state(service, queued)
+    assert (found.state, found.error) == ("planned", None)
+    assert words in found.waiting
 
 
 def test_a_plan_for_gpus_is_left_to_an_agent_that_has_them(
@@ -808,8 +846,31 @@ def test_an_agent_follows_no_plan_that_its_profile_does_not_lead_to(service, hol
     Here(service, tmp_path / "one").work()
     found = state(service, job)
     assert found.state == "failed"
-    assert found.error.startswith("the plan is not the one that its profile leads to: stages[0].ep")
+    assert re.fullmatch(
+        r"the plan is not the one that its profile leads to: stages\[0\]\.epochs = 1000000 "
+        r"instead of \d+; if another version made it, submit the job again",
+        found.error,
+    )
     assert not (tmp_path / "one" / "jobs" / job.id / "run").exists()
+
+
+def test_a_plan_that_another_version_made_is_followed_if_the_choice_is_the_same(
+    service, hold, tmp_path
+):
+    """It lacked fields of this version, had other predictions, and bounded no workers."""
+    job = approved(service, tmp_path / "one")
+    plan = bw.plan([make_profile()])
+    rows = tuple(
+        one.model_copy(update={"fixed_samples": 0.0, "predicted_bytes": None})
+        for one in plan.stages
+    )
+    earlier = {"considered": (), "end_loss": None, "threads": None, "stages": rows}
+    earlier["job"] = change_job(plan.job, {"goal.max_workers": 64})
+    text = plan.model_copy(update=earlier).model_dump_json()
+    with service.store.database.writing() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == job.id).values(plan=text))
+    Here(service, tmp_path / "one").work()
+    assert state(service, job).state == "done", state(service, job).error
 
 
 def test_an_agent_measures_nothing_for_a_profile_of_another_job(service, hold, tmp_path):
@@ -876,6 +937,41 @@ def test_a_machine_tells_what_it_offers():
 
 
 # --------------------------------------------------------------------------------- one of its kind
+
+
+def test_folders_of_former_jobs_are_removed_once_they_were_too_old_twice(
+    service, queued, hold, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(old_folders, "LOOK_SECONDS", 0.0)
+    here = Here(service, tmp_path / "one", retention_days=2)
+    place = tmp_path / "one" / "jobs"
+    assert here.work()
+    done = place / queued.id
+    assert (done / "run" / "summary.json").exists()
+    former, by_hand, elsewhere = place / str(uuid.uuid4()), place / "notes", tmp_path / "elsewhere"
+    link = place / str(uuid.uuid4())
+    for folder in (former / "run", by_hand, elsewhere):
+        folder.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    then = time.time() - 3 * 86400
+
+    def age():
+        for folder in (former, by_hand, link):
+            os.utime(folder, (then, then), follow_symlinks=False)
+
+    age()
+    here.agent._old_folders.remove()
+    former.touch()  # the clock was ahead, or the agent has worked on it meanwhile
+    here.agent._old_folders.remove()
+    age()
+    here.agent._old_folders.remove()
+    assert former.exists()
+    here.agent._old_folders.remove()
+    assert not former.exists()
+    assert f"removed {former}: no work on it for 2 days" in here.told
+    assert all(path.exists() for path in (done, by_hand, elsewhere, link))
+    Here(service, tmp_path / "one").agent._old_folders.remove()  # without the option: never
+    assert done.exists()
 
 
 def test_a_folder_is_known_again_and_its_copy_is_another(tmp_path):

@@ -3,6 +3,7 @@ answer carries."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -448,6 +449,24 @@ def test_a_mistake_of_ours_gives_nothing_away_and_is_in_the_log(service, caplog,
     (record,) = caplog.records
     assert record.fields["request_id"] == answer.headers["x-request-id"]
     assert "secret of the house" in JsonLines().format(record)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BlockingIOError(errno.EAGAIN, "no process"), RuntimeError("can't start new thread")],
+    ids=["process", "thread"],
+)
+def test_a_machine_that_is_short_of_processes_is_no_mistake_of_ours(service, monkeypatch, error):
+    def broken(*_arguments):
+        raise error
+
+    monkeypatch.setattr(service.store.runs, "list", broken)
+    answer = service.get("read", "/v1/runs")
+    assert answer.status_code == 503
+    assert answer.json()["detail"].startswith(
+        "the machine is short of processes, files or memory: "
+    )
+    assert int(answer.headers["retry-after"]) > 0
 
 
 def test_at_a_terminal_the_log_is_quiet_or_in_words(service, monkeypatch):

@@ -24,10 +24,13 @@ from unittest import mock
 import httpx
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
+from pydantic import TypeAdapter
 
 import batchwright as bw
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records.service import RecordBatch, RunIntroduction
+from batchwright.service.app import create_app
 from batchwright.service.operating import serving as process
 from batchwright.service.operating.backup import backup
 from batchwright.service.operating.local import (
@@ -38,6 +41,7 @@ from batchwright.service.operating.local import (
 )
 from batchwright.service.operating.serving import (
     address_of,
+    build_routes,
     is_loopback,
     listen,
     public_parts,
@@ -150,6 +154,25 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
         client = service.client(service.token())
         assert client.get(run).json()["records"] == 6
         assert service.end(signal.SIGINT) == 0
+
+
+def test_no_request_waits_for_routes_to_be_built(tmp_path, monkeypatch):
+    """FastAPI builds them when they are first asked for, and meanwhile answers nobody."""
+    settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite")
+    store, built, usual = Store.open(settings), [], TypeAdapter.__init__
+
+    def noting(adapter, kind, **named):
+        built.append(kind)
+        usual(adapter, kind, **named)
+
+    with closing(store):
+        app = create_app(store, settings)
+        build_routes(app)
+        monkeypatch.setattr(TypeAdapter, "__init__", noting)
+        with TestClient(app, base_url="http://127.0.0.1") as client:
+            for path in ("/healthz", "/v1/jobs", "/v1/plans", "/v1/agents", "/runs", "/planner"):
+                assert client.get(path).status_code in (200, 401, 405)
+    assert built == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -434,11 +434,15 @@ def test_logs_of_a_probe_are_there_though_the_lease_ends_with_the_plan(
 # ---------------------------------------------------------------------------------------- gone on
 
 
-def test_another_agent_goes_on_from_the_checkpoint(kept, waiting, hold, tmp_path, clock):
+@pytest.mark.parametrize("version", ["this", "another"])
+def test_another_agent_goes_on_from_the_checkpoint(kept, waiting, hold, tmp_path, clock, version):
     _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
     two = Here(kept, tmp_path / "two", name="two")
     lease = taken_over(kept, clock, two)
     thread.join(SECONDS)
+    if version == "another":  # whose plan is the same choice and tells something else
+        plan = kept.store.jobs.plan(waiting.id).model_copy(update={"considered": ()})
+        assert bring(kept, lease, "plan.json", plan.model_dump_json().encode()).status_code == 200
     hold.unlink()
     two.agent._carry_out(lease)
     assert "a job: goes on from the checkpoint that the service has" in two.told

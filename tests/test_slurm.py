@@ -359,6 +359,57 @@ def test_a_job_whose_number_the_disk_does_not_take_is_not_left_behind(
     assert (submitted / "cancelled").read_text("utf-8") == "8\n"
 
 
+@pytest.mark.parametrize(
+    ("scancel", "why"),
+    [
+        (
+            "echo 'scancel: error: Kill job error on job id 8: Access denied' >&2; exit 1",
+            "Kill job error on job id 8: Access denied",
+        ),
+        ("", "scancel cannot be started: Permission denied; look at its permissions"),
+    ],
+    ids=["refused", "not executable"],
+)
+def test_a_job_that_scancel_does_not_end_is_told_in_the_line_of_what_went_wrong(
+    programs, submitted, monkeypatch, tmp_path, scancel, why
+):
+    (submitted / "logs" / "slurm" / "job").unlink()
+    programs("scancel", scancel)
+    if not scancel:
+        (tmp_path / "bin" / "scancel").chmod(0o644)
+    programs("scontrol", facts("PENDING").replace("Reason=None", "Reason=PartitionTimeLimit"))
+    left = f"is still there: `scancel 8` ends it ({why}"
+    line = f"slurm job 8 would wait for ever (PartitionTimeLimit), and {left}"
+    with pytest.raises(JobError, match=f"^{re.escape(line)}"):
+        bw.run(run_folder=submitted, resume=True)
+    (submitted / "logs" / "slurm" / "job").unlink()
+    usual = slurm_engine.write_text
+
+    def write_text(text, path):
+        if path.name == "job":
+            raise FileError(f"cannot write {path}: No space left on device")
+        usual(text, path)
+
+    monkeypatch.setattr(slurm_engine, "write_text", write_text)
+    with pytest.raises(FileError, match=re.escape(f"on device; slurm job 8 {left}")) as told:
+        bw.run(run_folder=submitted, resume=True)
+    assert told.value.exit_code == 2
+
+
+@pytest.mark.parametrize("program", ["sbatch", "scontrol"])
+def test_a_program_of_slurms_that_cannot_be_started_ends_the_command_in_a_line(
+    programs, submitted, tmp_path, monkeypatch, program
+):
+    monkeypatch.setattr(slurm_engine, "check", lambda job: None)
+    if program == "sbatch":
+        (submitted / "logs" / "slurm" / "job").unlink()
+    programs(program, "")
+    (tmp_path / "bin" / program).chmod(0o644)
+    line = f"{program} cannot be started: Permission denied; look at its permissions, {tmp_path}"
+    with pytest.raises(FileError, match=f"^{re.escape(line)}"):
+        bw.run(run_folder=submitted, resume=True)
+
+
 def test_a_machine_that_is_short_of_processes_for_a_moment_ends_no_wait(
     programs, submitted, monkeypatch, capfd
 ):

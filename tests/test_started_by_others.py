@@ -98,6 +98,12 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     "OMPI_MCA_ess_base_jobid": "123456",
 }
+MPICH = {
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "2",
+}
 
 
 # ------------------------------------------------------------------------------- what is found
@@ -158,6 +164,26 @@ def test_what_mpirun_says():
     with pytest.raises(BatchwrightError, match="mpirun -x MASTER_ADDR=HOST"):
         found(named)
     assert found({**named, "MASTER_ADDR": "node1"}).address == "node1"
+
+
+def test_what_mpirun_of_mpich_and_intel_says():
+    started = found({**SLURM, **MPICH})
+    assert started is not None
+    assert (started.by, started.rank, started.size) == ("mpirun", 1, 2)
+    assert (started.local_rank, started.local_size, started.address) == (1, 2, "localhost")
+    # Jobs of a batch system that share a host have a port each.
+    assert started.port != found({**SLURM, **MPICH, "SLURM_JOB_ID": "4712"}).port
+    assert found({**MPICH, "PBS_JOBID": "12.head"}).port != found(MPICH).port
+    named = {**MPICH, "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
+    with pytest.raises(BatchwrightError, match="mpirun -genv MASTER_ADDR HOST"):
+        found(named)
+    assert found({**named, "MASTER_ADDR": "node1"}).address == "node1"
+    # The first two alone are those that srun sets for libraries of MPI.
+    of_srun = {key: MPICH[key] for key in ("PMI_RANK", "PMI_SIZE")}
+    assert found({**SLURM, **of_srun}).by == "srun"
+    assert found(of_srun) is None
+    alone = dict(zip(MPICH, "0101", strict=True))
+    assert found(alone) is None
 
 
 @pytest.mark.parametrize(
@@ -558,6 +584,12 @@ def mpirun(rank, size):
     }
 
 
+def mpich(rank, size):
+    """What mpirun of MPICH or Intel MPI says."""
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return dict(zip(names, map(str, (rank, size, rank, size)), strict=True))
+
+
 class Started:
     """Processes that a launcher has started with ``batchwright`` and some words."""
 
@@ -605,7 +637,7 @@ class Started:
 
 
 def environment(cache):
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_"))}
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI"))}
     return {**own, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
 
 
@@ -660,7 +692,7 @@ def test_tasks_of_srun_probe_plan_check_and_train(start, tmp_path):
     assert codes == [0, 0], told
     assert told[0][0].startswith("{")
     assert told[1] == ("", "")
-    codes, told = start("train", "plan.json", SMALL, "--out", "a", says=mpirun).end()
+    codes, told = start("train", "plan.json", SMALL, "--out", "a", says=mpich).end()
     assert codes == [0, 0], told
     assert told[1] == ("", "")
     assert read_record(tmp_path / "a" / "summary.json", RunSummary).plan.workers == 2
@@ -669,20 +701,28 @@ def test_tasks_of_srun_probe_plan_check_and_train(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_mpirun_itself_says_to_its_processes_what_is_found(tmp_path, cache):
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        (
+            "openmpi-bin",
+            ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"),
+        ),
+        ("mpich", ("mpiexec.hydra", "-n", "2")),
+    ],
+    ids=["Open MPI", "MPICH"],
+)
+def test_mpirun_itself_says_to_its_processes_what_is_found(tmp_path, cache, package, words):
     """Runs by processes to which it is said are above and below."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun: apt-get install openmpi-bin")
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"no {words[0]}: apt-get install {package}")
     code = (
         "from batchwright.distributed.joining.environments import found\n"
         "one = found()\n"
         "print(one.by, one.rank, one.size, one.local_rank, one.local_size, one.address)\n"
     )
     done = subprocess.run(
-        [
-            *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"),
-            *(sys.executable, "-c", code),
-        ],
+        [*words, sys.executable, "-c", code],
         cwd=tmp_path,
         env=environment(cache),
         capture_output=True,

@@ -3,12 +3,15 @@
 A message is one line. The command line prints it after ``error:`` and exits with `exit_code`.
 """
 
+import errno
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LONGEST = 5000  # characters of a message: the names of all job keys are 2,000
 _KEPT = 500  # characters of a longer one that are kept at its beginning, and at its end
+_SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_NO_THREAD = "can't start new thread"  # what Python says where the system starts no more of them
 
 
 def both_ends(text: str, longest: int) -> str:
@@ -35,6 +38,15 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, BatchwrightError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def shortage(error: BaseException) -> str:
+    """What the system said as it started no process or thread, or opened no file, for lack of them
+    or of memory; empty for any other error. Limits on processes count threads, too.
+    """
+    if isinstance(error, OSError) and error.errno in _SHORT:
+        return error.strerror or ""
+    return _NO_THREAD if isinstance(error, RuntimeError) and str(error) == _NO_THREAD else ""
 
 
 def not_installed(package: str, extra: str = "") -> str:

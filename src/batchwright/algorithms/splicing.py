@@ -6,21 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
+from batchwright.records.plan_fields import TOLD, TOLD_OF_A_ROW
 
-_EXPLAINING = (
-    *("job", "considered", "judged_from", "target_epochs", "epoch_accuracy"),
-    *("end_loss", "knees", "held_out", "threads", "cores", "reasons"),
-)
+_EXPLAINING = ("job", "judged_from", *TOLD)
 """Fields of a plan with reasons, predictions and when a run may end, which change no step of it."""
 
 _OF_WORKERS = ("kinds", "threads", "cores")
 """Fields of a plan that describe the workers of its first row."""
 
-_FREE = (
-    *("epochs", "local_batch_sizes", "micro_batch_size", "learning_rate"),
-    *("fixed_samples", "sample_seconds", "step_seconds"),
-    *("predicted_epoch_seconds", "predicted_bytes"),
-)
+_FREE = ("epochs", "local_batch_sizes", "micro_batch_size", "learning_rate", *TOLD_OF_A_ROW)
 """Fields of a row that a new plan may change: batches, their rate, and their times and memory."""
 
 
@@ -114,13 +108,14 @@ def why_not(plan: Plan, former: Plan, epochs: int) -> str:
 
 
 def _by_epoch(plan: Plan) -> Iterator[Stage]:
-    """The row of each epoch, as a row of one epoch.
+    """The row of each epoch, as a row of one epoch, without what is merely told.
 
     Without a server local batches are sorted: workers get them by their kinds, so a run may go on
     with its hosts in another order.
     """
+    untold = {name: Stage.model_fields[name].default for name in TOLD_OF_A_ROW}
     for stage in plan.stages:
         sizes = stage.local_batch_sizes
         ordered = sizes if plan.server is not None else tuple(sorted(sizes))
-        row = stage.model_copy(update={"epochs": 1, "local_batch_sizes": ordered})
+        row = stage.model_copy(update={"epochs": 1, "local_batch_sizes": ordered, **untold})
         yield from [row] * stage.epochs

@@ -239,6 +239,13 @@ def agent(
             help="Stop jobs whose folder is larger, also as 500GB, and give them back.",
         ),
     ] = None,
+    retention_days: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DAYS",
+            help="Days without work on a job after which its folder is removed; else never.",
+        ),
+    ] = None,
     follow_advice: FollowAdvice = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -253,6 +260,7 @@ def agent(
 
     hours, disk = amount("--max-hours", max_hours, "hours"), amount("--max-disk", max_disk, "GiB")
     limits = Limits(max_workers, hours, disk)
+    retention = amount("--retention-days", retention_days, "days")
     rules = allowed(allow or ())
     try:
         introduction = AgentIntroduction(
@@ -276,6 +284,7 @@ def agent(
             introduction,
             limits=limits,
             follow_advice=follow_advice,
+            retention_days=retention,
             tell=_tell,
         ).work()
 

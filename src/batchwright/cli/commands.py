@@ -200,7 +200,7 @@ app.command()(service_commands.backup)
 def main() -> None:
     """Run the command line. Every known mistake ends with one line on stderr and exit code 2."""
     from batchwright.distributed.processes import spinning_shortly
-    from batchwright.errors import one_line
+    from batchwright.errors import one_line, shortage
     from batchwright.records.text.problems import printable
     from batchwright.workflows.stopwatch import command_begins
     from batchwright.workflows.together import take_part
@@ -226,7 +226,13 @@ def main() -> None:
         _exit(error.exit_code, printable(one_line(error)))
     except BrokenPipeError:  # the reader of our output has gone
         _exit(1)
-    except OSError as error:  # a file or folder that no earlier check has refused
+    except (OSError, RuntimeError) as error:  # what no earlier check has refused
+        if short := shortage(error):
+            what = f"this machine is short of processes, files or memory: {short}"
+            hint = "`ulimit -a` lists them; a container or batch job has its own"
+            _exit(2, f"{what}; end what else runs, or raise the limits ({hint})")
+        if isinstance(error, RuntimeError):
+            raise
         where = "" if error.filename is None else f" {error.filename}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             place, hint = f"cannot write{where}", "free some space, or write to another place"

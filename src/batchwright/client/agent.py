@@ -24,6 +24,7 @@ from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.job_work import JobWork
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.offering import NO_LIMITS, Limits
+from batchwright.client.old_folders import OldFolders
 from batchwright.client.submitting import not_understood, understood
 from batchwright.distributed.processes import stop_signals
 from batchwright.errors import BatchwrightError, Interrupted, stopped_by
@@ -56,6 +57,7 @@ class Agent:
         introduction: Name, rules and machine of the agent; `folder` and `session` are filled in.
         limits: What a job may take of this machine.
         follow_advice: Whether runs take new plans from the service.
+        retention_days: Days without work on a job after which its folder is removed; `None`: never.
         tell: Called with each line for the person who watches.
     """
 
@@ -68,9 +70,11 @@ class Agent:
         *,
         limits: Limits = NO_LIMITS,
         follow_advice: bool = False,
+        retention_days: float | None = None,
         tell: Callable[[str], None],
     ) -> None:
         self._service, self._token, self._folder = service, token, folder
+        self._old_folders = OldFolders(folder / "jobs", retention_days, tell)
         self._introduction, self._follow_advice, self._tell = introduction, follow_advice, tell
         self._limits = limits
         self._session = str(uuid.uuid4())
@@ -95,6 +99,7 @@ class Agent:
                     if not introduced:
                         self._introduce()
                         known = introduced = True
+                    self._old_folders.remove()
                     lease = self._lease()
                 except ServiceError as error:
                     # At first another program's answer means a wrong address.
@@ -174,29 +179,31 @@ class Agent:
             return understood(JobOrders, answer, self._service.url)
 
         name = lease.job.name
-        with LeaseHeartbeat(report, lease.key, lease.seconds, self._stopping) as heartbeat:
-            work = JobWork(
-                self._folder / "jobs" / lease.job.id,
-                lease,
-                self._introduction.allow,
-                self._service,
-                self._token,
-                heartbeat,
-                offer=self._introduction.offer,
-                limits=self._limits,
-                follow_advice=self._follow_advice,
-                tell=self._tell,
-            )
-            try:
-                self._tell(f"{name}: {work.do()}")
-            except LeaseEnded:
-                if heartbeat.lost:
-                    self._tell(f"{name}: the lease was lost: another agent has it, or it has ended")
-                else:  # another agent need not wait for the lease to run out
-                    heartbeat.give_back(sent=work.sent)
-                    self._tell(f"{name}: given back")
-            except (ServiceError, OSError) as error:
-                self._tell(f"{name}: {error}")
+        heartbeat = LeaseHeartbeat(report, lease.key, lease.seconds, self._stopping)
+        work = JobWork(
+            self._folder / "jobs" / lease.job.id,
+            lease,
+            self._introduction.allow,
+            self._service,
+            self._token,
+            heartbeat,
+            offer=self._introduction.offer,
+            limits=self._limits,
+            follow_advice=self._follow_advice,
+            tell=self._tell,
+        )
+        try:
+            self._tell(f"{name}: {work.do()}")
+        except LeaseEnded:
+            if heartbeat.lost:
+                self._tell(f"{name}: the lease was lost: another agent has it, or it has ended")
+            else:  # another agent need not wait for the lease to run out
+                heartbeat.give_back(sent=work.sent)
+                self._tell(f"{name}: given back")
+        except (ServiceError, OSError) as error:
+            self._tell(f"{name}: {error}")
+        finally:
+            self._old_folders.note(lease.job.id)
 
     @contextmanager
     def _noting_signals(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from batchwright.client.outbox import epochs_trained
 from batchwright.client.submitting import understood
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records import Plan
-from batchwright.records.agent_rules import difference
+from batchwright.records.agent_rules import other_choice
 from batchwright.records.documents import read_record, write_record, write_text
 from batchwright.records.service import ArtifactInfo, ArtifactName, JobArtifacts, Lease, LogName
 from batchwright.records.text.formatting import size as in_words
@@ -302,7 +302,7 @@ class RunFiles:
         except FileError as error:
             return str(error)
         write_record(plan, path)
-        problem = difference(plan, fetched, without=("reasons",))
+        problem = other_choice(plan, fetched)
         return f"its run follows another plan, with {problem}" if problem else ""
 
     # ------------------------------------------------------------------------------------- uploads
@@ -314,7 +314,8 @@ class RunFiles:
         if self._heartbeat.ended:
             self._end = min(self._end, time.monotonic() + LAST_SECONDS)
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():  # it never began where the system starts no more threads
+            self._thread.join()
         backoff = Backoff(0.5, 2.0)
         for left in range(_LAST_TRIES, 0, -1):
             if self._heartbeat.lost:

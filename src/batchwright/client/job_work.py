@@ -41,15 +41,16 @@ from batchwright.errors import (
     both_ends,
     one_line,
     printable,
+    shortage,
 )
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.agent_rules import (
     NO_OFFER,
     Offer,
     bounding_keys,
-    difference,
     misfit,
     not_allowed,
+    other_choice,
 )
 from batchwright.records.documents import (
     change_job,
@@ -70,8 +71,8 @@ STOP_SECONDS = 8.0  # for a checkpoint after a job was cancelled; then the verb 
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
 LEAST_FREE = 2**20  # bytes; a disk with less is full
 _MAX_ERROR = 2000  # characters of an error
-_SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # as no process can be started
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+_NO_PROCESS = (os.strerror(errno.EAGAIN), "can't start new thread")
 
 
 class VerbFailed(BatchwrightError):  # noqa: N818 - the job failed, and not the agent
@@ -137,14 +138,16 @@ class JobWork:
             ServiceError: The service refuses a report on the job.
         """
         try:
-            with self._files:
+            with self._heartbeat, self._files:
                 return self._do()
         except LeaseEnded:
             if self._heartbeat.cancelled and not self._heartbeat.lost:
                 self._heartbeat.say("cancelled")
                 return "cancelled"
             raise
-        except (BatchwrightError, OSError) as error:
+        except (BatchwrightError, OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not shortage(error):
+                raise  # a mistake of ours
             if self._heartbeat.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
             problem = printable(" ".join(str(error).split()))
@@ -165,8 +168,10 @@ class JobWork:
             return problem
         if isinstance(error, JobError):  # a job that is refused needs no disk
             return ""
-        if isinstance(error, OSError) and error.errno in _SHORT:
-            return f"it is short of processes, files or memory: {error.strerror}"
+        if short := shortage(error):
+            return f"it is short of processes, files or memory: {short}"
+        if any(words in problem for words in _NO_PROCESS):  # said by a verb or one of its workers
+            return problem
         return self._full(problem)
 
     def _full(self, problem: str) -> str:
@@ -268,7 +273,8 @@ class JobWork:
             raise Unable(one_line(error)) from None
 
     def _check_plan(self, plan: Plan) -> None:
-        """Refuse a plan of another agent that its profile does not lead to.
+        """Refuse a plan that trains otherwise than the one that its profile leads to here: another
+        agent may have sent it, or another version made it before it was approved.
 
         Raises:
             JobError: The plan is another one, or came without a profile.
@@ -280,9 +286,12 @@ class JobWork:
         make_folder(made)
         write_record(profile, made / "profile.json")
         own = self._plan(made / "profile.json", made / "plan.json")
-        problem = difference(own, plan, without=("reasons",))
+        problem = other_choice(own, plan)
         if problem:
-            raise JobError(f"the plan is not the one that its profile leads to: {problem}")
+            raise JobError(
+                f"the plan is not the one that its profile leads to: {problem}; if another version "
+                "made it, submit the job again"
+            )
 
     # ------------------------------------------------------------------------------- probe and plan
 

@@ -370,8 +370,8 @@ def _refuse_one_gpu(gpus: Sequence[tuple[str, str]]) -> None:
             raise JobError(
                 f"workers {other} and {rank} ({gpu[0]}) have one GPU between them: give each its "
                 "own, in a loop of yours by model.to(f'cuda:{n}') with n from LOCAL_RANK "
-                "(torchrun), SLURM_LOCALID (srun) or OMPI_COMM_WORLD_LOCAL_RANK (mpirun), or start "
-                "fewer workers"
+                "(torchrun), SLURM_LOCALID (srun) or OMPI_COMM_WORLD_LOCAL_RANK (mpirun; "
+                "MPI_LOCALRANKID with MPICH), or start fewer workers"
             )
 
 

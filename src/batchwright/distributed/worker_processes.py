@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -162,7 +163,12 @@ class Companion:
         )
         self._said: deque[str] = deque()
         self._reader = threading.Thread(target=self._read, name=module, daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:  # the limit on processes counts threads, too
+            self._process.kill()
+            self._process.wait()
+            raise BlockingIOError(errno.EAGAIN, str(error)) from None
 
     def say(self, order: Mapping[str, Any]) -> None:
         """Send an order; a process that has ended does not get it."""

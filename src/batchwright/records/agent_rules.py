@@ -20,6 +20,8 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from batchwright.records.base import Count, Index, Record
 from batchwright.records.job import PASS_KEYS, Job
+from batchwright.records.plan import Plan
+from batchwright.records.plan_fields import TOLD, TOLD_OF_A_ROW
 from batchwright.records.profile import Profile
 from batchwright.records.registries.data_sources import DATA
 from batchwright.records.registries.networks import NETWORKS
@@ -254,18 +256,28 @@ def bounding_keys(profile: Profile) -> dict[str, int | None]:
     return {} if most == profile.job.goal.max_workers else {"goal.max_workers": most}
 
 
-def difference(made: Record, given: Record, *, without: Iterable[str] = ()) -> str:
-    """The first difference between two records, in a line; empty if there is none.
+_TOLD: Any = {
+    **dict.fromkeys(TOLD, True),
+    **{rows: {"__all__": dict.fromkeys(TOLD_OF_A_ROW, True)} for rows in ("stages", "growth")},
+    "job": {"goal": {"max_workers": True}},  # how many workers there are, the rows say
+}
+"""What is not compared, as ``exclude`` of `model_dump`."""
+
+
+def other_choice(made: Plan, given: Plan) -> str:
+    """How two plans differ in what is trained, and until when: in all that is not merely told
+    (`plan_fields.TOLD`).
 
     Floats may differ by a relative 1e-6, as with other versions of numerical libraries.
 
     Args:
-        made: The expected record.
-        given: The record to check.
-        without: Fields that are not compared.
+        made: The expected plan.
+        given: The plan to check.
+
+    Returns:
+        The first difference, in a line; empty if there is none.
     """
-    left_out = set(without)
-    expected, found = (one.model_dump(exclude=left_out) for one in (made, given))
+    expected, found = (plan.model_dump(exclude=_TOLD) for plan in (made, given))
     first = next(_differences(expected, found, ""), None)
     if first is None:
         return ""
@@ -276,7 +288,7 @@ def difference(made: Record, given: Record, *, without: Iterable[str] = ()) -> s
 def _differences(made: Any, given: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
     """Differences between two nested values: (place, expected, actual)."""
     if isinstance(made, Mapping) and isinstance(given, Mapping):
-        for key in made.keys() | given.keys():
+        for key in {**made, **given}:  # in the order of the fields
             yield from _differences(made.get(key), given.get(key), f"{place}.{key}".lstrip("."))
     elif isinstance(made, tuple | list) and isinstance(given, tuple | list):
         for number, (one, other) in enumerate(zip_longest(made, given)):

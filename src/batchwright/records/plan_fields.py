@@ -525,6 +525,18 @@ class PlanFields(Document):
         raise IndexError(f"epoch {epoch} is past the plan's {last}")
 
 
+TOLD = (
+    *("considered", "cores", "end_loss", "epoch_accuracy", "held_out", "knees", "reasons"),
+    *("target_epochs", "threads"),
+)
+TOLD_OF_A_ROW = (
+    *("fixed_samples", "sample_seconds", "step_seconds"),
+    *("predicted_epoch_seconds", "predicted_bytes"),
+)
+"""Fields of a plan, and of its rows, that are predictions, measured times or reasons: they change
+no step of a training. Nobody approves them, and another version may predict otherwise, or more."""
+
+
 def _alike(one: Stage, other: Stage) -> bool:
     """Whether two rows differ in their epochs alone."""
     return one.model_copy(update={"epochs": other.epochs}) == other

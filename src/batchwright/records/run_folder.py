@@ -138,7 +138,8 @@ def _refuse_among_data(folder: Path, job: Job) -> None:
     if root in target.parents and resolve_name(source.takes_in)(root, target):
         raise FileError(
             f"{folder} lies among the images of data={job.data}, where its figures would be taken "
-            "for images: name a folder elsewhere with --out"
+            "for images: name a folder elsewhere with --out, such as --out ../run, or one that the "
+            "data leaves out, as its name begins with a dot: --out .runs/1"
         )
 
 

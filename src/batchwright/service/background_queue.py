@@ -42,8 +42,13 @@ class BackgroundQueue(ABC):
                 return
             self._waiting[name] = None
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no more threads; the next name tries again
+                    log.error("%s cannot begin: %s", self._name, error)
+                else:
+                    self._thread = thread
 
     def wait(self, seconds: float) -> bool:
         """Wait until the queue is empty, for so long at most; returns whether it is."""

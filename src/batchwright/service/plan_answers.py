@@ -12,7 +12,7 @@ from batchwright.planning.merging import merge_profiles
 from batchwright.planning.resolution import settled
 from batchwright.planning.validation import planning_job
 from batchwright.records import EpochRecord, Job, Plan, Profile
-from batchwright.records.agent_rules import bounding_keys, difference, misfit
+from batchwright.records.agent_rules import bounding_keys, misfit, other_choice
 from batchwright.records.documents import change_job
 from batchwright.records.registries.networks import least_side
 from batchwright.records.service import Advice, JobProgress, PlanRequest
@@ -76,7 +76,7 @@ def checked_documents(asked: Job, stored: Profile | None, progress: JobProgress)
         raise Refused("a plan without the profile that it was made from: send both")
     # The plan of this process is stored: its reasons are what a person reads before approving.
     plan = planned(PlanRequest(profiles=(profile,), keys=bounding_keys(profile)))
-    if problem := difference(plan, progress.plan, without=("reasons",)):
+    if problem := other_choice(plan, progress.plan):
         raise Refused(
             f"a plan that is not the one that its profile leads to: {problem}; is the same version "
             "on both sides?"

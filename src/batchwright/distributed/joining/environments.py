@@ -10,7 +10,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -247,22 +247,33 @@ def _torchrun(env: Mapping[str, str]) -> Started:
 def _open_mpi(env: Mapping[str, str]) -> Started:
     # It restarts nothing, and not every version names the job: another launch may look alike.
     job = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE", "0")
-    here = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    size = _number(env, "OMPI_COMM_WORLD_SIZE")
+    return _mpirun(env, _OPEN_MPIS, job, "-x MASTER_ADDR=HOST")
+
+
+def _mpich(env: Mapping[str, str]) -> Started:
+    # Its process manager, which is Intel's too, names no job, but a batch system may.
+    job = env.get("SLURM_JOB_ID") or env.get("PBS_JOBID", "0")
+    return _mpirun(env, _MPICHS, job, "-genv MASTER_ADDR HOST")
+
+
+def _mpirun(env: Mapping[str, str], names: Sequence[str], job: str, option: str) -> Started:
+    """The place that mpirun gives a process.
+
+    Args:
+        env: The variables.
+        names: Those with rank, size, local rank and local size.
+        job: Text with the number of the job, for the port.
+        option: How mpirun is told the first host's address.
+    """
+    rank, size, local_rank, here = (_number(env, name) for name in names)
     address = env.get("MASTER_ADDR", "")
     if not address and here != size:
         raise BatchwrightError(
             "mpirun started processes on several hosts and does not tell the first one's address: "
-            "name it, with mpirun -x MASTER_ADDR=HOST"
+            f"name it, with mpirun {option}"
         )
-    return Started(
-        rank=_number(env, "OMPI_COMM_WORLD_RANK"),
-        size=size,
-        local_rank=_number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_size=here,
-        address=address or _LOCAL_NAME,
-        port=_port(env, job),
-    )
+    port = _port(env, job)
+    return Started(rank, size, local_rank, here, address=address or _LOCAL_NAME, port=port)
 
 
 def _slurm(env: Mapping[str, str]) -> Started:
@@ -329,6 +340,11 @@ def _check(started: Started) -> None:
 
 
 _TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_OPEN_MPIS = (
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
+_MPICHS = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # and Intel MPI's
 
 ENVIRONMENTS = Registry(
     "the launcher",
@@ -349,16 +365,8 @@ ENVIRONMENTS = Registry(
         "--nproc-per-node, or another number of hosts with --nnodes",
         agent="TORCHELASTIC_RUN_ID",
     ),
-    Environment(
-        "mpirun",
-        "mpirun",
-        (
-            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-            *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        ),
-        _open_mpi,
-        "-np",
-    ),
+    Environment("mpirun", "mpirun", _OPEN_MPIS, _open_mpi, "-np"),
+    Environment("mpich", "mpirun", _MPICHS, _mpich, "-np"),
     # In a batch script's own shell the first two are there, too; the third is of srun's tasks.
     Environment(
         "slurm",

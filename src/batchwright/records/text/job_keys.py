@@ -214,7 +214,9 @@ def value_problem(error: ValidationError, place: str = "") -> str:
     """The error message for a key's value; for a number it also shows how one is written."""
     message, problem = first_problem(error, "job key ", place), error.errors()[0]
     key, kind = key_of(problem), problem["type"]
-    meant = OTHER_WORDS.get(str(problem["input"]).lower(), "")
+    given = problem["input"]
+    whole = isinstance(given, list | tuple | dict)  # whose text may be long, and is no word
+    meant = "" if whole else OTHER_WORDS.get(str(given).lower(), "")
     if meant.startswith(f"{key}="):  # such as precision=bf16
         return f"{message}; write {meant}"
     example = _FORMS.get(key)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from batchwright.errors import printable as printable
+
+_SHOWN = 60  # characters of a value that a message shows
 
 
 def first_problem(error: ValidationError, what: str, place: str = "") -> str:
@@ -57,8 +60,24 @@ def key_of(problem: Mapping[str, Any]) -> str:
 
 def shorten(value: Any) -> str:
     """The value's `repr`, cut to 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    text = repr(_beginning(value, [_SHOWN]))
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _beginning(value: Any, left: list[int]) -> Any:
+    """A value without the parts that do not show in ``left`` characters, of which each takes one:
+    the `repr` of millions of values would hold Python's lock, and with it other requests.
+    """
+    left[0] -= 1
+    kind = type(value)
+    if kind is str:
+        return value[: _SHOWN + 1]
+    if kind is list or kind is tuple:
+        return kind(_beginning(one, left) for one in takewhile(lambda _: left[0] >= 0, value))
+    if kind is dict:
+        kept = takewhile(lambda _: left[0] >= 0, value.items())
+        return {_beginning(key, left): _beginning(one, left) for key, one in kept}
+    return value
 
 
 def described(value: Any) -> str:

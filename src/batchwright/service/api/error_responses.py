@@ -10,7 +10,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, shortage
 from batchwright.records.text.problems import first_problem
 from batchwright.service.problems import (
     Conflict,
@@ -74,4 +74,8 @@ def problem_of(error: Exception) -> ServiceProblem:
         return Refused("a number or a text is larger than the service can store")
     if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError):
         return Unavailable("the database does not answer just now; try again")
+    if short := shortage(error):  # of a thread or a process for this request
+        return Unavailable(
+            f"the machine is short of processes, files or memory: {short}; try again"
+        )
     return Broken("something went wrong inside the service; its log says what")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shlex
@@ -11,11 +10,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import DeadlineReached, FileError, Interrupted, JobError, WorkerError
+from batchwright.errors import (
+    DeadlineReached,
+    FileError,
+    Interrupted,
+    JobError,
+    WorkerError,
+    shortage,
+)
 from batchwright.records import Job
 from batchwright.records.documents import write_text
 from batchwright.records.run_folder import resuming_command
@@ -30,7 +35,6 @@ LOOK_SECONDS, LONGEST_SECONDS = 1.0, 15.0
 _LOG_SECONDS = 0.2  # between two looks at the log
 _ANSWER_SECONDS = 60.0  # longer than Slurm's own timeouts
 _SILENT_SECONDS = 60.0  # for an answer about a job, before giving up
-_SHORT = (errno.EAGAIN, errno.ENOMEM)  # of processes or memory
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 _GONE = "GONE"  # Slurm forgets a job some minutes after its end
 _ENDED = {
@@ -176,11 +180,21 @@ def _keep(number: str, kept: Path) -> None:
     try:
         write_text(f"{number}\n", kept)
     except FileError as error:
-        gone = False
-        with suppress(FileError):  # there is no scancel
-            gone = _run("scancel", number).returncode == 0
-        left = "was cancelled again" if gone else f"is still there: `scancel {number}` ends it"
+        left = _cancel(number) or "was cancelled again"
         raise FileError(f"{error}; slurm job {number} {left}") from None
+
+
+def _cancel(number: str) -> str:
+    """Cancel a job that this command has submitted; returns why it is still there, if it is."""
+    try:
+        done = _run("scancel", number)
+        if done.returncode == 0:
+            return ""
+        lines = done.stderr.splitlines() or ["scancel failed"]
+        why = lines[-1].strip().removeprefix("scancel: error: ")
+    except FileError as error:  # there is none, or it cannot be started
+        why = str(error)
+    return f"is still there: `scancel {number}` ends it ({why})"
 
 
 def _sbatch(path: Path) -> str:
@@ -223,11 +237,11 @@ def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:
                 shown = words
             new = state == "PENDING" and facts.get("Restarts") == "0" and not from_end
             if new and (keys := _NEVER.get(facts.get("Reason", ""))):
-                _run("scancel", number)
+                left = _cancel(number)
+                what = f"and {left}" if left else "so it was cancelled"
                 raise JobError(
-                    f"slurm job {number} would wait for ever ({facts['Reason']}), so it was "
-                    f"cancelled: look at {keys}; `sinfo` and `scontrol show partition` tell what "
-                    "there is"
+                    f"slurm job {number} would wait for ever ({facts['Reason']}), {what}: look at "
+                    f"{keys}; `sinfo` and `scontrol show partition` tell what there is"
                 )
             if state in _ENDED:
                 break
@@ -327,8 +341,11 @@ def _run(
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 1, "", f"{words[0]} did not answer")
     except OSError as error:
-        if error.errno not in _SHORT:
-            raise
+        if not shortage(error):
+            raise FileError(
+                f"{words[0]} cannot be started: {error.strerror}; look at its permissions, "
+                f"{shutil.which(words[0], os.F_OK) or words[0]}"
+            ) from None
         # A login node with many users may be short of processes for a moment: the job goes on.
         said = f"{words[0]} cannot be started: {error.strerror}"
         return subprocess.CompletedProcess(words, 1, "", said)

@@ -31,6 +31,7 @@ from batchwright.workload.extras import (
 
 _OURS = ("train", "val", "image", "label")  # keys of data_args; others go to `load_dataset`
 _SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` writes
+_SHARDS = f"data/*-{5 * '[0-9]'}-of-{5 * '[0-9]'}*.*"  # such as train-00000-of-00002.parquet
 _SECRET = ("token", "use_auth_token", "storage_options")  # keys that would hold a secret
 _NUMBERS = ("int", "uint", "string", "large_string", "bool")
 
@@ -65,9 +66,13 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
 
 
 def takes_in(root: Path, folder: Path) -> bool:
-    """Whether ``load_dataset`` would look for data in a new folder below ``root``."""
-    del folder
-    return not _is_saved(root)
+    """Whether ``load_dataset`` would look for data in a new folder below ``root``: in any whose
+    name begins with no dot, unless the data are laid out as on the Hub, where ``data/`` counts.
+    """
+    below = folder.relative_to(root).parts
+    hidden = any(name.startswith(".") for name in below)
+    apart = below[0] != "data" and any(root.glob(_SHARDS))
+    return not (hidden or apart or _is_saved(root))
 
 
 def _is_saved(folder: Path) -> bool:
