@@ -14,6 +14,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.records import GradientNoise, Job
 from samples import (
+    LOCAL_BATCHES,
     make_cluster,
     make_data,
     make_job,
@@ -375,6 +376,18 @@ def test_asked_workers_and_batch_are_kept_with_what_they_lose():
         assert one.source == "asked"
         assert "The plan itself would choose 2 workers" in one.why
         assert "less time" in one.why
+
+
+def test_one_step_is_told_as_one():
+    whole = planned(global_batch=1437, workers=1)
+    assert "leaves 1 step an epoch" in reason(whole, "global batch").why
+    shared = planned(method="dynamic-batch", rebalance_steps=1)
+    assert "every 1 step and at the end" in reason(shared, "method").why
+    level = make_profile(
+        steps=[make_step(n, batch, seconds=0.01) for n in (1, 2) for batch in LOCAL_BATCHES]
+    )
+    none = planned(level, workers=1, least_steps=1)
+    assert "at least 1 step an epoch" in reason(none, "global batch").why
 
 
 def test_asking_for_what_the_plan_would_choose_is_said_to_lose_nothing():
