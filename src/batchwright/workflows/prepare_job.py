@@ -29,6 +29,7 @@ from batchwright.planning.validation import (
     check_micro_batches,
     idle_keys,
     least_local,
+    precision_of,
     within_measured,
 )
 from batchwright.records import DataFacts, Job, Plan, Profile
@@ -148,6 +149,7 @@ def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
     _check_batch(job, facts, least_local(network))
     _check_stated_extra_time(job, facts, least_local(network))
     warn_of_doubts(job, facts)
+    _warn_of_emulation(job)
     return job
 
 
@@ -265,6 +267,18 @@ def warn_of_doubts(job: Job, data: DataFacts) -> None:
         )
     for doubt in preset_doubts(job.preset, data) if job.preset else ():
         to_stderr(f"warning: cycle.preset={job.cycle.preset} {doubt}")
+
+
+def _warn_of_emulation(job: Job) -> None:
+    """Print a warning if the job names a number format that this processor emulates."""
+    from batchwright.workload.host import emulates, resolve_device
+
+    if resolve_device(job.device).type == "cpu" and emulates(precision_of(job)):
+        to_stderr(
+            f"warning: precision={job.precision}: this processor has no instructions for it, so "
+            "steps take several times as long as in float32; precision=auto takes the fastest "
+            "format that it has"
+        )
 
 
 def resolve(job: Job, data: DataFacts) -> Job:
@@ -482,6 +496,7 @@ def check_workload(plan: Plan, *, goes_on: bool = False) -> nn.Module:
     job = plan.job.model_copy(update={"weights": None}) if goes_on else plan.job
     network = _check_network(job, facts)
     check_outputs(plan.job, network, plan.top_resolution, facts)
+    _warn_of_emulation(job)
     return network
 
 
