@@ -14,6 +14,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.records import GradientNoise, Job
 from samples import (
+    LOCAL_BATCHES,
     make_cluster,
     make_data,
     make_job,
@@ -292,6 +293,27 @@ def test_a_limit_refuses_by_the_upper_end_and_says_so(limit, named):
     assert chosen(free).refused == ""
 
 
+@pytest.mark.parametrize("objective", ["time", "knee"])
+def test_bounds_of_a_worker_s_samples_bound_the_batches_to_choose_from(objective):
+    """The batch was chosen without them, and the plan refused where it was beyond one."""
+    keys = {"method": "dynamic-batch", "objective": objective, "workers": 2}
+    free, most, least = (
+        [one for one in planned(**keys, **bound).considered if one.workers == 2]
+        for bound in ({}, {"most_local_batch": 24}, {"least_local_batch": 60})
+    )
+    assert [one.global_batch_size for one in free] == [8, 16, 32, 64, 128, 142, 256]
+    assert [one.global_batch_size for one in most] == [8, 16, 32, 48, 64]
+    assert most[-1].refused == "gives each worker 32 images, most_local_batch=24"
+    assert planned(**keys, most_local_batch=24).stages[0].local_batch_sizes == (24, 24)
+    assert [one.global_batch_size for one in least] == [128, 142, 256]
+    with pytest.raises(PlanError, match=r"most_local_batch=24 .* give global_batch=48 or less"):
+        planned(**keys, most_local_batch=24, global_batch=100)
+    with pytest.raises(
+        PlanError, match=r"142 .* gives each worker 71 images, least_local_batch=75"
+    ):
+        planned(**keys, least_local_batch=75)
+
+
 def test_the_time_of_a_short_step_says_what_its_interval_allows_for():
     """As fixed as half of it may be, where cores share it; a GPU's, and one core's, is not."""
     said = {}
@@ -354,6 +376,18 @@ def test_asked_workers_and_batch_are_kept_with_what_they_lose():
         assert one.source == "asked"
         assert "The plan itself would choose 2 workers" in one.why
         assert "less time" in one.why
+
+
+def test_one_step_is_told_as_one():
+    whole = planned(global_batch=1437, workers=1)
+    assert "leaves 1 step an epoch" in reason(whole, "global batch").why
+    shared = planned(method="dynamic-batch", rebalance_steps=1)
+    assert "every 1 step and at the end" in reason(shared, "method").why
+    level = make_profile(
+        steps=[make_step(n, batch, seconds=0.01) for n in (1, 2) for batch in LOCAL_BATCHES]
+    )
+    none = planned(level, workers=1, least_steps=1)
+    assert "at least 1 step an epoch" in reason(none, "global batch").why
 
 
 def test_asking_for_what_the_plan_would_choose_is_said_to_lose_nothing():

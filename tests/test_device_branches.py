@@ -36,6 +36,7 @@ ELSEWHERE = {
     "distributed.reducer:Reducer._lay_out": "in processes, by the tests of several workers",
     "training.session_checks:refuse_default_device": "asks for that of a script, whatever it is",
     "training.session_checks:refuse_synchronized_on_cpu": "says what the CPU cannot do",
+    "workflows.prepare_job:_warn_of_emulation": "says what the CPU cannot do",
     "workload.passes.recorded_passes:Recorder._let_go": "with PyTorch before 2.14 alone",
 }
 """Branches that a test on a GPU need not name, and why."""

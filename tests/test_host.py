@@ -165,6 +165,21 @@ def test_bfloat16_is_computed_in_where_the_processor_says_so(kernel, flags, expe
     assert host.computes_in_bfloat16(CPU) is expected
 
 
+@pytest.mark.parametrize(
+    ("told", "emulated"),
+    [
+        ("flags\t\t: fpu avx2", {"bfloat16", "float16"}),
+        ("flags\t\t: fpu avx512_bf16", {"float16"}),
+        ("flags\t\t: fpu avx512_bf16 avx512_fp16 amx_bf16", set()),
+        ("Features\t: fp asimd", set()),  # what another kind of processor can do is not known
+    ],
+)
+def test_a_format_is_emulated_where_the_processor_is_known_to_lack_it(kernel, told, emulated):
+    kernel["/proc/cpuinfo"] = f"processor\t: 0\n{told}\n\nprocessor\t: 1\nflags: avx512_fp16\n"
+    formats = {"float32", "bfloat16", "float16"}
+    assert {one for one in formats if host.emulates(one)} == emulated
+
+
 def test_autocast_changes_the_format_only_for_bfloat16():
     matrix = torch.ones(2, 2)
     with host.autocast("bfloat16", CPU):

@@ -3,6 +3,7 @@
 import os
 import re
 from functools import partial
+from itertools import pairwise
 from math import log
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -67,6 +68,22 @@ def test_the_accuracy_objective_takes_the_quickest_of_the_most_accurate(limit):
     assert chosen(plan) == min(best, key=lambda one: one.train_seconds.value)
     assert "The most accurate" in reason(plan, "global batch").why
     assert plan.epochs == 30
+
+
+def test_more_room_makes_no_plan_worse_and_a_price_alone_changes_none():
+    """Of each limit the larger value, by the objective that has more of it to choose from."""
+    accuracies = [
+        chosen(planned(objective="accuracy", deadline=seconds)).accuracy.value
+        for seconds in (30.0, 40.0, 60.0, 120.0)
+    ]
+    assert all(more >= less - EQUAL for less, more in pairwise(accuracies))
+    assert accuracies[0] < accuracies[-1]
+    for limit, (few, many) in {"max_workers": (1, 2), "memory": (2**24, 2**30)}.items():
+        small, large = (planned(objective="time", **{limit: value}) for value in (few, many))
+        assert chosen(large).train_seconds.value <= chosen(small).train_seconds.value
+    for objective in ("time", "accuracy"):
+        free, dear = (planned(objective=objective, price=price) for price in (None, 1e4))
+        assert dear.stages == free.stages
 
 
 def test_no_tolerance_takes_those_that_are_shown_as_equal():

@@ -18,6 +18,7 @@ from batchwright.records.agent_rules import misfit
 from batchwright.records.documents import write_record
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.workflows.prepare_job import check_training, check_workload, ready, resolve
+from batchwright.workload import host
 from batchwright.workload.data.sources import open_data
 from samples import make_data, make_job, make_network, make_plan, make_server
 
@@ -312,6 +313,19 @@ def test_augmenting_images_that_stay_as_they_come_is_a_warning(augment, capsys):
     assert [one.partition(", so")[0] for one in lines] == [said] * (augment not in ("none", "auto"))
 
 
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16", "float16"])
+def test_a_number_format_that_the_processor_lacks_is_a_warning(
+    precision, cache, monkeypatch, capsys
+):
+    """A step took eight times as long as in float32, and nothing said so."""
+    monkeypatch.setattr(host, "_processor_flags", lambda: {"avx2", "avx512_bf16"})
+    settled = ready(Job(device="cpu", workers=1, precision=precision))
+    check_workload(plan_without_profile(settled, open_data(settled).facts, make_network()))
+    said = f"warning: precision={precision}: this processor has no instructions for it, so steps"
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[: len(said)] for line in lines] == [said] * 2 * (precision == "float16")
+
+
 class Narrow(nn.Module):
     """Has two outputs, whatever it is asked for."""
 
@@ -337,6 +351,29 @@ def test_a_network_with_fewer_outputs_than_classes_is_refused_before_anything_is
     check_workload(plan)
     with pytest.raises(JobError, match=said):
         check_workload(plan.model_copy(update={"job": job}))
+
+
+class Unused(nn.Module):
+    """Its last layer takes no part in the answers."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes)
+        )
+        self.spare = nn.Linear(5, 5)
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+def test_a_network_that_nothing_is_left_to_learn_for_is_refused_before_anything_is_measured(cache):
+    """The probe's first step ended with PyTorch's own error, of a tensor without a grad_fn."""
+    job = Job(data="digits", network=f"{__name__}:Unused", workers=1, frozen=["all-but-head"])
+    said = r"^frozen=all-but-head: leaves spare\.weight, spare\.bias to train, on which the answers"
+    with pytest.raises(JobError, match=said):
+        ready(job)
+    assert ready(job.model_copy(update={"frozen": ("spare.*",)})).frozen == ("spare.*",)
 
 
 def test_a_training_without_accuracy_is_refused_before_it_starts(cache, tmp_path):

@@ -18,6 +18,8 @@ from batchwright.records.text.formatting import counted, duration, percent, shar
 _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
     "goal.least_steps": "give goal.least_steps={value} or less{fewer}",
+    "least_local_batch": "give a smaller least_local_batch{fewer}",
+    "most_local_batch": "raise most_local_batch",
     "goal.memory": "raise {memory}, or train a smaller network or resolution",
     "loaders": "give more shared memory (docker: --shm-size=1g), or loaders=0, and probe again",
     "goal.deadline": "raise goal.deadline",

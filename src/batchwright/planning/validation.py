@@ -287,19 +287,27 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
         )
 
 
+def local_bounds(job: Job) -> tuple[int, int | None]:
+    """Fewest and most samples per step of a worker, as the job bounds them; `None`: no limit."""
+    if not job.method_spec.takes("least_local_batch"):
+        return 1, None
+    return job.least_local_batch or 1, job.most_local_batch
+
+
 def check_bounds(job: Job, local: Sequence[int]) -> None:
     """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
-    least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
-    if not job.method_spec.takes("least_local_batch"):
-        return
-    for name, bound, missed in (
-        ("least_local_batch", least, least * len(local) > sum(local)),
-        ("most_local_batch", most, most * len(local) < sum(local)),
+    batch, workers = sum(local), len(local)
+    least, most = local_bounds(job)
+    most = most or batch
+    for name, bound, missed, words in (
+        ("least_local_batch", least, least * workers > batch, "or more"),
+        ("most_local_batch", most, most * workers < batch, "or less"),
     ):
         if missed:
             raise PlanError(
-                f"{name}={bound} leaves no way to share a global batch of {sum(local)} between "
-                f"{counted(len(local), 'worker')}: an even share is {sum(local) / len(local):g}"
+                f"{name}={bound} leaves no way to share a global batch of {batch} between "
+                f"{counted(workers, 'worker')}: an even share is {batch / workers:g}; give "
+                f"global_batch={bound * workers} {words}, or another {name}"
             )
 
 

@@ -22,7 +22,13 @@ from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.gradient_scaling import check_least, check_step
 from batchwright.planning.methods.simulated import stated_line
 from batchwright.planning.resolution import preset_doubts, settled, with_recipe
-from batchwright.planning.validation import check_batch, check_micro_batches, idle_keys, least_local
+from batchwright.planning.validation import (
+    check_batch,
+    check_micro_batches,
+    idle_keys,
+    least_local,
+    precision_of,
+)
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.agent_rules import room_for
 from batchwright.records.documents import change_job, load_job
@@ -126,6 +132,7 @@ def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
     _check_batch(job, facts, least_local(network))
     _check_stated_extra_time(job, facts, least_local(network))
     warn_of_doubts(job, facts)
+    _warn_of_emulation(job)
     return job
 
 
@@ -243,6 +250,18 @@ def warn_of_doubts(job: Job, data: DataFacts) -> None:
         )
     for doubt in preset_doubts(job.preset, data) if job.preset else ():
         to_stderr(f"warning: cycle.preset={job.cycle.preset} {doubt}")
+
+
+def _warn_of_emulation(job: Job) -> None:
+    """Print a warning if the job names a number format that this processor emulates."""
+    from batchwright.workload.host import emulates, resolve_device
+
+    if resolve_device(job.device).type == "cpu" and emulates(precision_of(job)):
+        to_stderr(
+            f"warning: precision={job.precision}: this processor has no instructions for it, so "
+            "steps take several times as long as in float32; precision=auto takes the fastest "
+            "format that it has"
+        )
 
 
 def resolve(job: Job, data: DataFacts) -> Job:
@@ -460,6 +479,7 @@ def check_workload(plan: Plan, *, goes_on: bool = False) -> nn.Module:
     job = plan.job.model_copy(update={"weights": None}) if goes_on else plan.job
     network = _check_network(job, facts)
     check_outputs(plan.job, network, plan.top_resolution, facts)
+    _warn_of_emulation(job)
     return network
 
 

@@ -310,12 +310,14 @@ def _failure(network: nn.Module, side: int, channels: int) -> str | None:
     return None
 
 
-def outputs_of(network: nn.Module, side: int, channels: int, images: int = 1) -> Any:
+def outputs_of(
+    network: nn.Module, side: int, channels: int, images: int = 1, *, gradients: bool = False
+) -> Any:
     """Outputs of ``network``, in evaluation mode, for black images of ``side`` pixels."""
     was_training = network.training
     network.eval()
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             device = next(network.parameters()).device
             return network(torch.zeros(images, channels, side, side, device=device))
     finally:
@@ -325,11 +327,14 @@ def outputs_of(network: nn.Module, side: int, channels: int, images: int = 1) ->
 def check_outputs(job: Job, network: nn.Module, side: int, data: DataFacts) -> None:
     """Refuse a network with fewer outputs than classes, where the loss is cross entropy.
 
-    The network takes images of ``side`` pixels.
+    And one whose outputs depend on none of the parameters that `frozen` leaves to train. The
+    network takes images of ``side`` pixels.
 
     Raises:
-        JobError: The network has fewer outputs than the data have classes.
+        JobError: The network has fewer outputs than the data have classes, or would not learn.
     """
+    if job.frozen:
+        _check_trained(job, network, outputs_of(network, side, data.channels, gradients=True))
     if job.loss != "cross_entropy":  # a loss of the user's own may take any outputs
         return
     outputs, classes = outputs_of(network, side, data.channels), len(data.classes)
@@ -339,6 +344,19 @@ def check_outputs(job: Job, network: nn.Module, side: int, data: DataFacts) -> N
             f"data={job.data} has {classes} classes: have it give an output for each, as many as "
             "the num_classes that it is called with"
         )
+
+
+def _check_trained(job: Job, network: nn.Module, outputs: Any) -> None:
+    """Refuse ``outputs`` that depend on no parameter that is left to train."""
+    if not isinstance(outputs, Tensor) or outputs.requires_grad:
+        return
+    left = [name for name, one in network.named_parameters() if one.requires_grad]
+    shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+    raise JobError(
+        f"frozen={','.join(job.frozen)}: leaves {shown} to train, on which the answers of "
+        f"network={job.network} do not depend: give patterns that leave parameters which they "
+        "depend on"
+    )
 
 
 def set_training(network: nn.Module) -> None:

@@ -293,7 +293,7 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
     source: Source = choice.objective.source
     why = choice.objective.why_batch(row, knee)
     if job.global_batch != "auto":
-        why, source = f"Asked for; leaves {row.steps} steps an epoch", "asked"
+        why, source = f"Asked for; leaves {counted(row.steps, 'step')} an epoch", "asked"
         if row.steps < goal.least_steps:
             why += f", fewer than goal.least_steps={goal.least_steps}"
         why += f".{_instead(choice)}"

@@ -17,6 +17,7 @@ from batchwright.planning.candidates.local_batches import (
     shares_by_kind,
     split,
 )
+from batchwright.planning.validation import local_bounds
 from batchwright.records import DataFacts, Job
 
 Totals = tuple[int, ...]
@@ -35,10 +36,14 @@ def totals_to_compare(
     if cluster.least > data.train_samples:
         return []
     most = data.train_samples // job.goal.least_steps
+    least_local, most_local = local_bounds(job)
+    if most_local is not None:
+        most = min(most, cluster.workers * most_local)
     if len(cluster.members) > 1:
         found = _of_equal_time(cluster, resolution, most)
     else:
-        found = [(batch,) for batch in _of_one_kind(cluster, resolution, most, data.train_samples)]
+        batches = _of_one_kind(cluster, resolution, least_local, most, data.train_samples)
+        found = [(batch,) for batch in batches]
     by_batch = {}  # rounding may give one global batch by two different totals
     for totals in found:
         with suppress(PlanError):  # leaves out batches that the job's micro_batch cuts too small
@@ -48,14 +53,17 @@ def totals_to_compare(
     return [by_batch[batch] for batch in sorted(by_batch) if batch <= data.train_samples]
 
 
-def _of_one_kind(cluster: ClusterOption, resolution: int, most: int, samples: int) -> list[int]:
+def _of_one_kind(
+    cluster: ClusterOption, resolution: int, least: int, most: int, samples: int
+) -> list[int]:
     """Global batches of equal local ones: powers of two, the largest, and one beyond a limit.
 
     Batches below the smallest measured one are compared only where no larger one fits.
     """
     kind, workers = cluster.members[0]
     within = workers * memory_caps(cluster, resolution)[0]
-    every = candidates(workers, most, least_local=max(kind.least, kind.smallest_measured))
+    usual = max(kind.least, kind.smallest_measured, least)
+    every = candidates(workers, most, least_local=usual)
     if not every or every[0] > within:
         every = candidates(workers, most, least_local=kind.least)
     fitting = [batch for batch in every if batch <= within]

@@ -84,7 +84,8 @@ def knee_fits_of(
 def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> KneeFit:
     cluster, side = rows[0].cluster, rows[0].resolution
     # Limits on the batch itself leave candidates out here; limits on time and cost come later.
-    bounds = {"goal.memory", "loaders", "goal.least_steps"}
+    of_workers = {"least_local_batch", "most_local_batch"}
+    bounds = {"goal.memory", "loaders", "goal.least_steps", *of_workers}
     within = [row for row in rows if bounds.isdisjoint(miss.limit for miss in row.misses)]
     batches = [row.batch for row in within]
     line = line_of(cluster, side)

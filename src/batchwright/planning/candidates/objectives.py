@@ -515,7 +515,7 @@ class _AtTheKnee(Objective):
             return (
                 f"There is no knee: each doubling up to here saves more than {share} of the time "
                 "per image; this is the largest batch that fits the memory and leaves at least "
-                f"{self.goal.least_steps} steps an epoch."
+                f"{counted(self.goal.least_steps, 'step')} an epoch."
             )
         if knee.line is not None and knee.line[0] == 0:
             return (

@@ -20,7 +20,7 @@ from batchwright.planning.candidates.preemptions import TOO_OFTEN, Losses, losse
 from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.compiling import compile_seconds
 from batchwright.planning.resolution import sides
-from batchwright.planning.validation import check_batch
+from batchwright.planning.validation import check_batch, local_bounds
 from batchwright.records import DataFacts, Estimate, Job, OptimizerName
 from batchwright.records.text.formatting import counted, significant
 
@@ -240,6 +240,7 @@ class Table:
             text = f"leaves {counted(whole, 'whole step')} an epoch, "
             text += f"goal.least_steps={goal.least_steps}"
             yield Miss("goal.least_steps", text, goal.least_steps / whole, whole)
+        yield from self._share_misses(row)
         for kind, share in shares_by_kind(row.cluster, row.totals):
             if not self.fits(row, kind, share):
                 yield self._memory_miss(row, kind, share)
@@ -250,6 +251,19 @@ class Table:
             yield from self._over("goal.deadline", "take", row.train_seconds, goal.deadline, row)
         if goal.max_cost is not None and row.cost is not None:
             yield from self._over("goal.max_cost", "cost", row.cost, goal.max_cost, row)
+
+    def _share_misses(self, row: Row) -> Iterable[Miss]:
+        """Misses of a worker's bounds; a batch that is asked for is refused by `check_bounds`."""
+        if row.asked:
+            return
+        least, most = local_bounds(self.job)
+        share = row.batch / row.cluster.workers
+        if share < least:
+            text = f"gives each worker {share:g} images, least_local_batch={least}"
+            yield Miss("least_local_batch", text, least / share)
+        if most is not None and share > most:
+            text = f"gives each worker {share:g} images, most_local_batch={most}"
+            yield Miss("most_local_batch", text, share / most)
 
     def _memory_miss(self, row: Row, kind: WorkerType, share: int) -> Miss:
         """The miss of a share that does not fit: by prediction, or as the probe failed with it."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from batchwright.algorithms.rebalancing import DEAD_BAND
 from batchwright.records import Job, Plan, RunSummary, Stage
-from batchwright.records.text.formatting import percent
+from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.plan_text import chosen_candidate
 
 
@@ -27,7 +27,7 @@ def reason(job: Job) -> str:
             f"than {percent(DEAD_BAND, 0)}"
         )
         if job.rebalance_steps:
-            when = f"every {job.rebalance_steps} steps and {when}"
+            when = f"every {counted(job.rebalance_steps, 'step')} and {when}"
     return f"Local batches are where it starts: {when} {how}; the global batch stays."
 
 

@@ -19,7 +19,7 @@ from batchwright.planning.methods.groups import (
 from batchwright.planning.methods.two_groups import USUAL_EXTRA_TIME, Served, at_each
 from batchwright.records import Alternative, Reason, Source
 from batchwright.records.registries.methods import PAPER
-from batchwright.records.text.formatting import milliseconds, percent
+from batchwright.records.text.formatting import counted, milliseconds, percent
 
 FEW_STEPS = 40
 """Steps of a round below which its last step, which may be smaller, matters for its time."""
@@ -249,7 +249,7 @@ def _server(found: Served) -> Reason:
         "ssp": (
             f"ssp ({rule.staleness})",
             HO,
-            f"No worker is more than {rule.staleness} rounds ahead of the slowest.",
+            f"No worker is more than {counted(rule.staleness or 0, 'round')} ahead of the slowest.",
         ),
     }[rule.consistency]
     why += f" Momentum after an exchange: {rule.momentum}."
