@@ -322,6 +322,22 @@ def test_a_stop_signal_waits_for_the_step_and_a_second_one_does_not(times, ends)
         signal.signal(signal.SIGINT, former)
 
 
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_step_that_fails_after_a_stop_signal_was_stopped(fails_at):
+    """A signal to the whole process group also kills the processes of a loader."""
+    text, steps = Text(), []
+
+    def step(batch):
+        text.step(batch)
+        steps.append(1)
+        if len(steps) == fails_at:
+            signal.raise_signal(signal.SIGTERM)
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        bw.probe(step=step, batch=text.batch, samples=100, **QUICK)
+
+
 def test_a_stop_signal_after_the_last_command_counts(monkeypatch):
     late = partial(signal.raise_signal, signal.SIGTERM)
     monkeypatch.setattr("batchwright.probing.own_step.Reporter.finish", lambda _: late())

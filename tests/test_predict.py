@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Subset
 
 import batchwright as bw
 from batchwright.errors import ArgumentError, DataError, PlanError
@@ -350,6 +351,10 @@ def tones():
     return Tones(), Tones(), ("dark", "light")
 
 
+def new_tones():
+    return Tones(), Subset(Tones(), range(4)), ("dark", "light")
+
+
 def namesakes():
     return Tones(), Tones(), ("crane", "crane")
 
@@ -364,8 +369,13 @@ def test_images_of_a_function_are_classified_and_files_are_not_guessed_at(images
     assert [row["path"] for row in rows[:2]] == [f"{data}#0", f"{data}#1"]
     with pytest.raises(PlanError, match=f"repeat data={data} on the command line"):
         classified(run.run_folder, out=tmp_path / "no.csv")
-    with pytest.raises(ArgumentError, match="a function of yours prepared, so files cannot"):
+    with pytest.raises(ArgumentError, match=r"predict takes data=package\.module:function"):
         classified(run.run_folder, images / "val", out=tmp_path / "no.csv")
+    words = [f"data={__name__}:new_tones", "loaders=0"]
+    found, rows, _ = classified(run.run_folder, overrides=words, out=tmp_path / "new.csv")
+    assert found.images == 4
+    assert rows[0]["path"] == f"{__name__}:new_tones#0"
+    words = [f"data={data}", "loaders=0"]
     with pytest.raises(DataError, match="has none of the network's classes"):
         classified(model, overrides=words, out=tmp_path / "no.csv")
     assert not (tmp_path / "no.csv").exists()

@@ -88,6 +88,13 @@ def test_a_run_is_a_uuid_in_lower_case(service, run):
     assert service.put("report", f"/v1/runs/{run}", json=body).status_code == 422
 
 
+def test_an_identifier_that_was_copied_in_part_is_named_without_a_pattern(service):
+    answer = service.get("read", f"/v1/jobs/{str(uuid.uuid4())[:8]}")
+    assert answer.status_code == 422
+    assert "copy all of it" in answer.json()["detail"]
+    assert "pattern" not in answer.text
+
+
 def test_numbers_that_no_database_holds_are_refused(service):
     plan = json_of(make_plan())
     plan["stages"][0]["local_batch_sizes"] = [10**30, 10**30]

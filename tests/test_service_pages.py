@@ -436,9 +436,10 @@ def test_names_are_only_names(service, name):
     ("path", "status"),
     [
         ("/nothing", 404),
-        ("/runs/not-a-run", 422),
+        ("/runs/not-a-run", 404),
         (f"/runs/{UNKNOWN}", 404),
         (f"/jobs/{UNKNOWN}", 404),
+        (f"/jobs/{UNKNOWN[:8]}", 404),
         ("/runs?before=x", 422),
         ("/compare?run=x", 422),
     ],

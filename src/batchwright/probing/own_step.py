@@ -247,7 +247,15 @@ class OwnStep:
             raise Interrupted(number, stopped_by(number))
 
     def carry_out(self, command: commands.Command) -> Record:
-        """Carry out this worker's part of a command."""
+        """Carry out this worker's part of a command.
+
+        Raises:
+            Interrupted: The step failed after a stop signal.
+        """
+        with _explained_by(self._noted):
+            return self._carried_out(command)
+
+    def _carried_out(self, command: commands.Command) -> Record:
         bench = self.bench
         match command:
             case commands.Prepare():
@@ -333,7 +341,8 @@ def probe_step(
         # A handler of the program's own might exchange something, as Lightning's does for SIGTERM.
         # So a signal waits until the command at hand is done; a second one ends a hanging step.
         noted = stack.enter_context(noting_signals(once=True))
-        own = OwnStep(step, batch, loader, samples, Job().timeout, noted)
+        with _explained_by(noted):
+            own = OwnStep(step, batch, loader, samples, Job().timeout, noted)
         stack.push(lambda _, error, __: own.group.close(error))
         stack.callback(own.bench.contents.put_back, whole=True)
         job = job_of(own, keys)
@@ -360,6 +369,21 @@ def probe_step(
         assert result is not None  # noqa: S101 - else something was raised
         own.end_if_stopped()  # a signal may have come since the last command
         return result
+
+
+@contextmanager
+def _explained_by(noted: Sequence[int]) -> Iterator[None]:
+    """Inside, an error after a stop signal is that signal's, and raised as `Interrupted`.
+
+    A signal to the whole process group also ends the processes of the user's loader, for which
+    PyTorch raises an error in the next step.
+    """
+    try:
+        yield
+    except Exception as error:
+        if noted:
+            raise Interrupted(noted[0], stopped_by(noted[0])) from error
+        raise
 
 
 def _obey_worker_0(own: OwnStep) -> Profile:

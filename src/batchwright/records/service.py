@@ -29,10 +29,8 @@ MAX_RECORDS = 1000
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
-Identifier = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
-]
+IDENTIFIER = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 over lines, line ends included, in hex."""
 OneLine = Annotated[str, StringConstraints(max_length=2000)]

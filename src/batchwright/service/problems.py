@@ -75,6 +75,10 @@ class Refused(ServiceProblem):
     status = 422
 
 
+class WrongAddress(Refused):
+    """The address has something else where the identifier of a run or job stands."""
+
+
 class TooMany(ServiceProblem):
     """Too many requests: come again after `retry_after`."""
 

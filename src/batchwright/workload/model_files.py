@@ -125,8 +125,9 @@ class TrainedModel(nn.Module):
         if not self.normalizes:
             raise ArgumentError(
                 "this network was trained on images that a function of yours prepared, so files "
-                "cannot be prepared for it here: give load_model(...).names a tensor of images as "
-                "that function makes them"
+                "cannot be prepared for it here: predict takes data=package.module:function, a "
+                "function that returns new images in place of the held-out ones, and "
+                "load_model(...).names a tensor of images as such a function makes them"
             )
         (m0, m1, m2), (s0, s1, s2) = (one.flatten().tolist() for one in (self.mean, self.std))
         return (m0, m1, m2), (s0, s1, s2)

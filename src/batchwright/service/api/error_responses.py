@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from batchwright.errors import BatchwrightError, shortage
-from batchwright.records.text.problems import first_problem
+from batchwright.records.service import IDENTIFIER
+from batchwright.records.text.problems import first_problem, shorten
 from batchwright.service.problems import (
     Conflict,
     NotFound,
@@ -19,6 +20,7 @@ from batchwright.service.problems import (
     ServiceProblem,
     Unauthorized,
     Unavailable,
+    WrongAddress,
 )
 from batchwright.service.reading import MAX_CHARACTERS, problem_line
 
@@ -38,6 +40,8 @@ def answer(request: Request, problem: ServiceProblem) -> Response:
         detail = problem.detail[:MAX_CHARACTERS]
         response = JSONResponse({"detail": detail, **problem.values}, problem.status)
     else:
+        if isinstance(problem, WrongAddress):  # a link that was copied or typed in part
+            problem = NotFound(problem.detail)
         response = request.app.state.error_page(request, problem)
     if isinstance(problem, Unauthorized):
         response.headers["www-authenticate"] = "Bearer"
@@ -60,6 +64,11 @@ def problem_of(error: Exception) -> ServiceProblem:
         return Refused(" ".join(str(error).split()))
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
+        if first["loc"][0] == "path" and first.get("ctx", {}).get("pattern") == IDENTIFIER:
+            return WrongAddress(
+                f"{first['loc'][-1]} = {shorten(first['input'])}: an identifier has 8-4-4-4-12 "
+                "hex digits, all lower-case: copy all of it, from its page or the list"
+            )
         return Refused(problem_line(first, first["loc"]))
     if isinstance(error, ValidationError):  # requests are read elsewhere
         why = first_problem(error, "its key ")
