@@ -19,6 +19,7 @@ from batchwright.records.lines.run_lines import (
     WorkerStep,
 )
 from batchwright.records.text.formatting import percent, shares_between
+from batchwright.reporting.data.reading import epochs_seconds
 
 
 @dataclass(frozen=True)
@@ -95,19 +96,16 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
         lines: The run's lines.
     """
     epochs = _epochs(plan, lines)
-    share = 1 if plan.server is None else 1 / plan.workers  # of which one evaluates
-    wall = sum(
-        e.training_seconds + share * e.evaluation_seconds + e.checkpoint_seconds for e in epochs
-    )
-    return RunSummary(
+    summary = RunSummary(
         run_folder=name,
         plan=plan.as_trained({e.epoch: e.global_batch_size for e in epochs}),
         profile=profile,
         epochs=tuple(epochs),
         setup_seconds=0.0,
-        wall_seconds=wall,
+        wall_seconds=0.0,
         simulated=plan.job.launcher.simulated,
     )
+    return summary.model_copy(update={"wall_seconds": epochs_seconds(summary)})
 
 
 def forecast_so_far(plan: Plan, lines: RunLines) -> EpochLine | None:
