@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from batchwright.records import EpochRecord, Plan, Profile, RoundRecord, RunSummary, WorkerTime
 from batchwright.records.lines.flat_lines import completed, places_of
+from batchwright.records.lines.line_files import lines_that_count
 from batchwright.records.lines.run_lines import (
     EpochLine,
     NoteLine,
     RoundLine,
+    RunLine,
     SharesLine,
     StepLine,
     WorkerStep,
@@ -25,6 +28,8 @@ from batchwright.reporting.data.reading import epochs_seconds
 @dataclass(frozen=True)
 class RunLines:
     """Lines of a run by kind, in order; the newest steps, rounds and notes are among them.
+
+    Of what was trained again, after a kill, the last time is here; see `lines_that_count`.
 
     Attributes:
         epochs: Lines of finished epochs.
@@ -41,6 +46,19 @@ class RunLines:
     rounds: Sequence[RoundLine] = ()
     notes: Sequence[NoteLine] = ()
     stride: int = 1
+
+    @classmethod
+    def of(cls, lines: Iterable[RunLine], *, stride: int = 1) -> Self:
+        """From lines as they were written, some of which may be left out."""
+        kept = lines_that_count(lines)
+        return cls(
+            epochs=[line for line in kept if isinstance(line, EpochLine)],
+            steps=[line for line in kept if isinstance(line, StepLine)],
+            shares=[line for line in kept if isinstance(line, SharesLine)],
+            rounds=[line for line in kept if isinstance(line, RoundLine)],
+            notes=[line for line in kept if isinstance(line, NoteLine)],
+            stride=stride,
+        )
 
 
 @dataclass(frozen=True)
@@ -200,6 +218,5 @@ def _epochs(plan: Plan, lines: RunLines) -> list[EpochRecord]:
 
 
 def _newest(plan: Plan, lines: RunLines) -> list[EpochLine]:
-    """The lines of finished epochs; of several for one epoch, as after a resume, the newest."""
-    by_epoch = {one.record.epoch: one for one in lines.epochs if one.record.epoch < plan.epochs}
-    return [one for _, one in sorted(by_epoch.items())]
+    """The lines of finished epochs of the plan."""
+    return [one for one in lines.epochs if one.record.epoch < plan.epochs]
