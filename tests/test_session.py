@@ -1825,6 +1825,23 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best_but_a_score_of_one_s_own
         assert summary_in(folder).best_epoch.epoch == expected
 
 
+@pytest.mark.parametrize("also", ["step", "update"])
+def test_a_scaler_that_was_left_in_the_loop_is_refused_in_one_line(also):
+    scaler = torch.amp.GradScaler("cpu")
+
+    def scaled(features, labels):
+        loss = functional.cross_entropy(one.model(features), labels)
+        one.step(scaler.scale(loss))
+        if also == "step":
+            scaler.step(one.optimizer)
+        scaler.update()
+
+    one = make_session()
+    with pytest.raises(ArgumentError, match="leave the scaler out") as refused:
+        run_loop(one, scaled)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_loop_that_stops_early_keeps_its_last_epoch(tmp_path):
     with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=5)) as one:
         for epoch in one.epochs():
