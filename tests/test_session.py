@@ -17,9 +17,11 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from threading import get_ident
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,6 +45,7 @@ from batchwright.errors import (
 )
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.records.documents import read_record
+from batchwright.records.lines.line_files import lines_of
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.training import all_reduce_run, session, session_checks, signals
 from batchwright.training.batches.feeding import SeededItems
@@ -52,6 +55,7 @@ from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writ
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.evaluate.evaluation import outputs_and_labels
+from batchwright.training.recorder import Recorder
 from batchwright.training.session_checks import (
     as_weights,
     refuse_other_things,
@@ -1823,6 +1827,53 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best_but_a_score_of_one_s_own
     assert torch.equal(weights, after[expected])
     if name == "top1":
         assert summary_in(folder).best_epoch.epoch == expected
+
+
+def test_an_epoch_whose_line_a_kill_has_taken_is_on_record_after_the_resume(tmp_path, monkeypatch):
+    said = Recorder.epoch
+
+    def killed(recorder, record):
+        if record.epoch == 1:
+            raise ConnectionError("killed")  # the checkpoint of its end is on the disk
+        said(recorder, record)
+
+    folder, plan = tmp_path / "run", make_tiny_plan(epochs=3)
+
+    def part(**options):
+        with make_session(run_folder=folder, plan=plan, **options) as one:
+            train(one)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "epoch", killed)
+        patch.setattr(checkpoint_writer.Writer, "due", lambda _, steps: steps == 10)
+        with pytest.raises(ConnectionError):
+            part()
+    part(resume=True)
+    told = [line.record for line in lines_of(folder) if line.kind == "epoch"]
+    assert [one.epoch for one in told] == [0, 1, 2]
+    ended = summary_in(folder).epochs
+    assert [one.train_loss for one in told] == [one.train_loss for one in ended]
+
+
+def test_a_line_that_a_full_disk_cuts_off_spoils_none_after_it(tmp_path, monkeypatch):
+    recorder, opened = Recorder(tmp_path, make_tiny_plan()), Path.open
+
+    @contextmanager
+    def full(path, *how, **options):
+        def write(text):
+            file.write(text[: len(text) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with opened(path, *how, **options) as file:
+            yield SimpleNamespace(write=write)
+
+    recorder.note("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(FileError, match="No space left"):
+            recorder.note("two")
+    recorder.note("three")
+    assert [line.text for line in lines_of(tmp_path)] == ["one", "three"]
 
 
 @pytest.mark.parametrize("also", ["step", "update"])
