@@ -1829,6 +1829,62 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best_but_a_score_of_one_s_own
         assert summary_in(folder).best_epoch.epoch == expected
 
 
+def test_the_best_of_a_killed_run_is_of_an_epoch_of_the_run_that_goes_on(tmp_path, monkeypatch):
+    """Only the first epoch is in ``last.pt``, and after the resume none is as good as the next."""
+    folder = tmp_path / "run"
+
+    def part(*scores, resume=False):
+        plan = make_tiny_plan(epochs=4)
+        with make_session(run_folder=folder, plan=plan, resume=resume) as one:
+            for epoch in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                if epoch == len(scores):
+                    raise ConnectionError("killed")
+                right = scores[epoch]
+                one.evaluate(Points(4), lambda _, y, r=right: {"top1": torch.full(y.shape, r)})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer.Writer, "due", lambda _, steps: steps == 5)
+        with pytest.raises(ConnectionError):
+            part(0.25, 0.75)
+    assert load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["epoch"] == 1
+    part(0.0, 0.0, 0.0, 0.0, resume=True)
+    summary = summary_in(folder)
+    assert [one.top1 for one in summary.epochs] == [0.25, 0.75, 0.0, 0.0]
+    best = load_checkpoint(folder / "checkpoints" / "best.pt")["state"]
+    assert best["best_score"] == summary.best_epoch.top1
+    assert best["epoch"] == summary.best_epoch.epoch + 1
+
+
+def test_a_run_that_has_only_its_best_of_the_last_epoch_has_a_last_after_the_resume(
+    tmp_path, monkeypatch
+):
+    folder, plan, save = tmp_path / "run", make_tiny_plan(epochs=3), save_checkpoint
+
+    def killed(path, content, **options):
+        if path.stem == "last" and content["state"]["epoch"] == 3:
+            raise FileError("killed")
+        save(path, content, **options)
+
+    def part(**options):
+        with make_session(run_folder=folder, plan=plan, **options) as one:
+            for epoch in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                one.evaluate(Points(4), lambda _, y, e=epoch: torch.full(y.shape, 0.1 * e))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer, "save_checkpoint", killed)
+        patch.setattr(checkpoint_writer.Writer, "due", lambda _, steps: steps == 5)
+        with pytest.raises(FileError, match="killed"):
+            part()
+    assert load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["epoch"] == 1
+    part(resume=True)
+    assert len(summary_in(folder).epochs) == 3
+    assert load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["epoch"] == 3
+
+
 def test_an_epoch_whose_line_a_kill_has_taken_is_on_record_after_the_resume(tmp_path, monkeypatch):
     said = Recorder.epoch
 
@@ -1978,6 +2034,9 @@ def test_improving_epochs_do_not_put_off_the_checkpoint_that_is_resumed(tmp_path
 
         def perf_counter(self):
             return self.now
+
+        def time_ns(self):
+            return int(1e9 * self.now)
 
     clock = Clock()
     for module in (checkpoint_manager, checkpoint_writer):
