@@ -164,12 +164,36 @@ def written(monkeypatch):
     return names
 
 
-def test_what_is_resumed_from_is_written_before_the_best(run, slow_disk, written):
-    for name in ("best", "best", "last"):
+def test_what_knows_the_score_of_the_best_is_written_after_it(run, slow_disk, written):
+    """Else a run that was killed in between would know a score that no model has."""
+    for name in ("best", "last", "best"):
         run.save(name)
     slow_disk.set()
     run.keeper.settle()
-    assert written == ["best", "last", "best"]
+    assert written == ["best", "best", "last"]
+
+
+def test_a_best_stays_while_a_last_waits_that_knows_its_score(run, slow_disk):
+    for name in ("epoch-1", "best", "last"):
+        run.save(name)
+    run.keeper._writer.forget("best")  # as a better one is about to be copied
+    assert run.keeper._writer._waiting.keys() >= {"best", "last"}
+
+
+def test_nothing_is_written_after_an_error(run, monkeypatch):
+    names = []
+
+    def full(path, *_, **__):
+        names.append(path.stem)
+        raise FileError("the test's disk is full")
+
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
+    run.save("best")
+    run.save()
+    with pytest.raises(FileError, match="full"):
+        run.keeper.settle()
+    run.keeper.close()
+    assert names == ["best"]
 
 
 def test_those_that_stay_are_written_before_what_is_resumed_from(run, slow_disk, written):
@@ -178,7 +202,37 @@ def test_those_that_stay_are_written_before_what_is_resumed_from(run, slow_disk,
         run.save(name)
     slow_disk.set()
     run.keeper.settle()
-    assert written == ["best", "epoch-1", "epoch-2", "last", "best"]
+    assert written == ["best", "epoch-1", "epoch-2", "best", "last"]
+
+
+def test_a_run_goes_on_from_its_best_where_that_is_newer_than_its_last(run):
+    """Else the best would be of an epoch that the resumed run never has."""
+    run.save()
+    run.train(3)
+    run.state.note_score({"top1": 3.0}, 4)
+    run.save("best")
+    run.keeper.settle()
+    before = run.values()
+    again = Run(run.folder, seed=1)
+    assert again.keeper.restore(again.state)
+    assert same(again.values(), before)
+    assert again.state.step == 3
+    assert not again.state.note_score({"top1": 2.0}, 4)
+
+
+def test_a_best_that_the_run_does_not_know_is_replaced_by_the_next(run):
+    """An earlier version's parameter server has written one that nothing can go on from."""
+    run.state.note_score({"top1": 2.0}, 4)
+    run.save()
+    run.train()
+    run.state.note_score({"top1": 3.0}, 4)
+    run.save("best")
+    run.keeper.settle()
+    save_checkpoint(run.path("best"), load_checkpoint(run.path("best")) | {"server": {}})
+    again = Run(run.folder)
+    assert again.keeper.restore(again.state)
+    assert again.state.step == 0
+    assert again.state.note_score({"top1": 1.0}, 4)
 
 
 @pytest.mark.parametrize("older", [0.5, None])

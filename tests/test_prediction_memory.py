@@ -1,11 +1,18 @@
 """`prediction.memory`: bounds that hold for any step, and the largest batch within a limit."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
-from batchwright.prediction.memory import HELD, fit_memory, max_local_batch_size
+from batchwright.prediction.memory import (
+    HELD,
+    RESIDENT_ERROR,
+    fit_memory,
+    max_local_batch_size,
+)
 from batchwright.records import MemoryParts, MemoryPoint, OutOfMemory
 from samples import make_profile
 
@@ -177,6 +184,19 @@ def test_what_earlier_steps_of_a_probe_have_left_is_not_predicted():
     assert estimate.value == pytest.approx(line[16], rel=0.02)
     on_gpu = fit_memory(points, PARTS, device="cuda").resident(32, 16)  # nothing is left there
     assert on_gpu.value > estimate.value + 10_000_000
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_resident_size_beside_a_measured_one_has_the_errors_of_both(device):
+    """On the CPU of the lowest point, through which the line goes; on a GPU of the mean of all."""
+    line = {size: int(300_000_000 + 1.5 * straight(size)) for size in (7, 8, 9)}
+    points = [
+        memory_point(b, straight(b), resident=size + (b != 8) * 10_000) for b, size in line.items()
+    ]
+    estimate = fit_memory(points, PARTS, device=device).resident(32, 8)
+    errors = 2 if device == "cpu" else 1 + 1 / 3
+    half = 2 * RESIDENT_ERROR * estimate.value * math.sqrt(errors)
+    assert estimate.high - estimate.value == pytest.approx(half, rel=0.01)
 
 
 def test_where_pieces_are_kept_apart_a_training_holds_more_and_the_interval_has_a_step_too():

@@ -105,7 +105,7 @@ def test_epoch_lines_become_the_epochs_of_a_summary():
 
 
 def test_an_epoch_that_was_told_twice_counts_as_told_last():
-    lines = RunLines(epochs=[epoch(0), epoch(1), epoch(1, **{"time/epoch_s": 9.0})])
+    lines = RunLines.of([epoch(0), epoch(1), epoch(1, **{"time/epoch_s": 9.0})])
     assert [
         one.training_seconds for one in summary_so_far("a", make_plan(), None, lines).epochs
     ] == [
@@ -136,6 +136,11 @@ def test_the_epoch_in_progress_is_that_of_the_newest_step():
     assert now.expected_seconds == pytest.approx(2.0 * 45 / 9)
     assert epoch_now(make_plan(), RunLines(epochs=[epoch(0)], steps=[step(44, 0)])) is None
     assert epoch_now(make_plan(), RunLines()) is None
+
+
+def test_the_epoch_in_progress_after_a_kill_is_not_over():
+    again = RunLines.of([epoch(0), epoch(1), epoch(2), step(9, 1)])
+    assert (epoch_now(make_plan(), again).epoch, len(again.epochs)) == (1, 1)
 
 
 def test_workers_are_told_by_the_newest_step():

@@ -15,7 +15,13 @@ from batchwright.errors import FileError
 from batchwright.records import EpochRecord, RoundRecord
 from batchwright.records.documents import write_record
 from batchwright.records.lines.flat_lines import completed, flat_values, from_flat
-from batchwright.records.lines.line_files import line_text, lines_of, read_line, sound_line
+from batchwright.records.lines.line_files import (
+    line_text,
+    lines_of,
+    lines_that_count,
+    read_line,
+    sound_line,
+)
 from batchwright.records.lines.run_lines import (
     LONGEST_NOTE,
     EpochLine,
@@ -125,6 +131,57 @@ def test_an_epochs_flat_line_needs_the_data():
 
 
 # ------------------------------------------------------------------------------------ export
+
+
+def at(epoch, step):
+    return typed({"kind": "step", "epoch": epoch, "step": step})
+
+
+def after(epoch, seconds=1.0):
+    record = make_epoch(epoch).model_copy(update={"training_seconds": seconds})
+    return EpochLine(kind="epoch", record=record, epochs=9)
+
+
+def ended(committed, learning_rate=0.1):
+    return RoundLine(kind="round", record=ROUND, learning_rate=learning_rate, committed=committed)
+
+
+def shared(epoch, step, *sizes):
+    own = {f"batch/local/{rank}": size for rank, size in enumerate(sizes)}
+    return typed({"kind": "shares", "epoch": epoch, "step": step, **own})
+
+
+def scored(epoch, top1):
+    return EvaluationLine(kind="evaluation", epoch=epoch, top1=top1)
+
+
+RESUMED = note("resumed")
+
+
+@pytest.mark.parametrize(
+    ("lost", "again"),
+    [
+        ([after(1)], [after(1, 2.0)]),
+        ([after(1), at(2, 3), after(2), after(3)], [after(1, 2.0)]),
+        ([at(0, 9), after(0), at(1, 2)], [at(0, 9)]),  # it is in that epoch again
+        ([at(1, 4), at(1, 9), after(1)], [at(1, 3), at(1, 8)]),
+        ([shared(1, 5, 9, 7)], [shared(1, 4, 8, 8), shared(1, 6, 9, 7)]),
+        ([ended(500), ended(700)], [ended(500, 0.2), ended(900)]),
+        ([scored(3, 0.5)], [scored(3, 0.25)]),
+    ],
+)
+def test_of_what_was_trained_again_after_a_kill_the_last_time_counts(tmp_path, lost, again):
+    before = [at(0, 1), shared(0, 2, 8, 8), ended(300), scored(4, 0.5), scored(2, 0.5)]
+    told = [*before, *lost, RESUMED, *again]
+    (tmp_path / "metrics.jsonl").write_text("".join(line_text(line) + "\n" for line in told))
+    assert bw.metrics(tmp_path) == [flat_values(line) for line in (*before, RESUMED, *again)]
+
+
+def test_lines_of_a_run_that_nothing_has_killed_all_count():
+    told = [shared(0, 0, 8, 8), at(0, 1), shared(0, 6, 9, 7), at(0, 5), at(0, 9), after(0)]
+    told += [note("a"), shared(1, 0, 9, 7), at(1, 1), ended(100), after(1), scored(1, 0.5)]
+    told += [note("a"), scored(0, 0.5), ended(200)]
+    assert lines_that_count(told) == told
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 
 import pytest
@@ -110,7 +109,36 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best_after_a_resume_too(tmp_p
     state = load_checkpoint(tmp_path / "checkpoints" / "best.pt")["state"]
     assert (state["best_score"], state["best_loss"]) == (0.5, 0.5)
     assert state["epoch"] == 2
-    assert served.again().coordinator.evaluations.best == (0.5, 0.5)
+    best = served.again().coordinator.evaluations.best
+    assert (best.best_score, best.best_loss) == (0.5, 0.5)
+
+
+def test_a_server_goes_on_from_its_best_where_that_is_newer_than_its_last(tmp_path):
+    """Else the best would be of an epoch that the resumed run never has."""
+    served = begun(make_server_plan((12,), epochs=6), tmp_path)
+    score(served, 0, 3.0)
+    served.keeper.save_last()
+    score(served, 0, 6.0)
+    served.keeper.save_best()
+    served.keeper.settle()
+    again = Served(served.plan, tmp_path, resume=True)
+    assert [epoch.top1 for epoch in again.recorder.epochs] == [0.25, 0.5]
+    assert again.coordinator.progress == served.coordinator.progress
+    assert not again.coordinator.evaluations.best.note_score({"top1": 5.0}, 12)
+
+
+def test_a_best_is_written_after_models_that_are_to_stay(tmp_path):
+    """Else a run that goes on from it would never write those."""
+    served = begun(plan_with(checkpoint_epochs=1), tmp_path)
+    score(served, 0, 3.0)
+    served.keeper.save_best()
+    served.keeper.settle()
+    assert not any((tmp_path / "checkpoints").iterdir())
+    served.keeper.save_kept()
+    served.keeper.save_best()
+    served.keeper.settle()
+    names = {path.stem for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"epoch-1", "best"}
 
 
 @pytest.mark.parametrize(("scores", "kept"), [(("loss", "top1"), False), (("top1", "loss"), True)])
@@ -127,7 +155,7 @@ def test_a_loss_that_an_earlier_version_took_for_a_score_is_none_after_a_resume(
     del content["state"]["loss_as_score"]
     save_checkpoint(path, content)
     best = Served(served.plan, tmp_path, resume=True).coordinator.evaluations.best
-    assert best == ((0.5, math.inf) if kept else (-math.inf, math.inf))
+    assert best.note_score(dict.fromkeys(scores, 1.0), 12) is not kept
 
 
 def plan_with(**keys):

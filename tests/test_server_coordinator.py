@@ -117,6 +117,24 @@ def test_rounds_that_ended_before_a_checkpoint_belong_to_the_epoch_in_progress(t
     assert sum(one.samples for one in again.coordinator.round_log.rounds) == 48
 
 
+def test_rounds_whose_lines_went_down_with_the_machine_leave_none_twice(tmp_path):
+    served = begun(make_server_plan((12,), epochs=6), tmp_path)
+    served.train(0, 0, 0)
+    served.keeper.save_last()
+    served.keeper.settle()
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    kept = next(i for i, line in enumerate(lines) if b'"kind":"round"' in line) + 1
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines[:kept]))
+    again = Served(served.plan, tmp_path, resume=True)
+    assert any("2 rounds of before are not on record" in text for text in again.notes)
+    again.come(0)
+    again.answer(0)
+    again.train(0, 0)
+    third = again.again()
+    numbers = [one.number for one in third.coordinator.round_log.rounds]
+    assert numbers == sorted(set(numbers))
+
+
 # ------------------------------------------------------------------- evaluations that are cut short
 
 

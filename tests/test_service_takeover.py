@@ -392,6 +392,16 @@ def test_a_checkpoint_is_brought_without_the_best_one(kept, waiting, brings, tmp
     assert files.sent
 
 
+def test_no_checkpoint_is_brought_without_the_records_before_it(kept, waiting, brings, tmp_path):
+    """A run goes on from the best one, too."""
+    files, _, _ = brings
+    (tmp_path / "run" / "checkpoints" / "best.pt").write_text("best")
+    (tmp_path / "run" / "metrics.jsonl").write_text("records")
+    refuse(files, "metrics.jsonl")
+    files._send_files(artifacts._WITH_CHECKPOINT)
+    assert names_in(kept, waiting.id) == []
+
+
 def test_a_folder_that_is_further_than_the_service_is_never_replaced(
     kept, waiting, brings, tmp_path, monkeypatch
 ):

@@ -17,9 +17,11 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from threading import get_ident
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,6 +45,7 @@ from batchwright.errors import (
 )
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.records.documents import read_record
+from batchwright.records.lines.line_files import lines_of
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.training import all_reduce_run, session, session_checks, signals
 from batchwright.training.batches.feeding import SeededItems
@@ -52,6 +55,7 @@ from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writ
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.evaluate.evaluation import outputs_and_labels
+from batchwright.training.recorder import Recorder
 from batchwright.training.session_checks import (
     as_weights,
     refuse_other_things,
@@ -1825,6 +1829,126 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best_but_a_score_of_one_s_own
         assert summary_in(folder).best_epoch.epoch == expected
 
 
+def test_the_best_of_a_killed_run_is_of_an_epoch_of_the_run_that_goes_on(tmp_path, monkeypatch):
+    """Only the first epoch is in ``last.pt``, and after the resume none is as good as the next."""
+    folder = tmp_path / "run"
+
+    def part(*scores, resume=False):
+        plan = make_tiny_plan(epochs=4)
+        with make_session(run_folder=folder, plan=plan, resume=resume) as one:
+            for epoch in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                if epoch == len(scores):
+                    raise ConnectionError("killed")
+                right = scores[epoch]
+                one.evaluate(Points(4), lambda _, y, r=right: {"top1": torch.full(y.shape, r)})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer.Writer, "due", lambda _, steps: steps == 5)
+        with pytest.raises(ConnectionError):
+            part(0.25, 0.75)
+    assert load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["epoch"] == 1
+    part(0.0, 0.0, 0.0, 0.0, resume=True)
+    summary = summary_in(folder)
+    assert [one.top1 for one in summary.epochs] == [0.25, 0.75, 0.0, 0.0]
+    best = load_checkpoint(folder / "checkpoints" / "best.pt")["state"]
+    assert best["best_score"] == summary.best_epoch.top1
+    assert best["epoch"] == summary.best_epoch.epoch + 1
+
+
+def test_a_run_that_has_only_its_best_of_the_last_epoch_has_a_last_after_the_resume(
+    tmp_path, monkeypatch
+):
+    folder, plan, save = tmp_path / "run", make_tiny_plan(epochs=3), save_checkpoint
+
+    def killed(path, content, **options):
+        if path.stem == "last" and content["state"]["epoch"] == 3:
+            raise FileError("killed")
+        save(path, content, **options)
+
+    def part(**options):
+        with make_session(run_folder=folder, plan=plan, **options) as one:
+            for epoch in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                one.evaluate(Points(4), lambda _, y, e=epoch: torch.full(y.shape, 0.1 * e))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer, "save_checkpoint", killed)
+        patch.setattr(checkpoint_writer.Writer, "due", lambda _, steps: steps == 5)
+        with pytest.raises(FileError, match="killed"):
+            part()
+    assert load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["epoch"] == 1
+    part(resume=True)
+    assert len(summary_in(folder).epochs) == 3
+    assert load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["epoch"] == 3
+
+
+def test_an_epoch_whose_line_a_kill_has_taken_is_on_record_after_the_resume(tmp_path, monkeypatch):
+    said = Recorder.epoch
+
+    def killed(recorder, record):
+        if record.epoch == 1:
+            raise ConnectionError("killed")  # the checkpoint of its end is on the disk
+        said(recorder, record)
+
+    folder, plan = tmp_path / "run", make_tiny_plan(epochs=3)
+
+    def part(**options):
+        with make_session(run_folder=folder, plan=plan, **options) as one:
+            train(one)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "epoch", killed)
+        patch.setattr(checkpoint_writer.Writer, "due", lambda _, steps: steps == 10)
+        with pytest.raises(ConnectionError):
+            part()
+    part(resume=True)
+    told = [line.record for line in lines_of(folder) if line.kind == "epoch"]
+    assert [one.epoch for one in told] == [0, 1, 2]
+    ended = summary_in(folder).epochs
+    assert [one.train_loss for one in told] == [one.train_loss for one in ended]
+
+
+def test_a_line_that_a_full_disk_cuts_off_spoils_none_after_it(tmp_path, monkeypatch):
+    recorder, opened = Recorder(tmp_path, make_tiny_plan()), Path.open
+
+    @contextmanager
+    def full(path, *how, **options):
+        def write(text):
+            file.write(text[: len(text) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with opened(path, *how, **options) as file:
+            yield SimpleNamespace(write=write)
+
+    recorder.note("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(FileError, match="No space left"):
+            recorder.note("two")
+    recorder.note("three")
+    assert [line.text for line in lines_of(tmp_path)] == ["one", "three"]
+
+
+@pytest.mark.parametrize("also", ["step", "update"])
+def test_a_scaler_that_was_left_in_the_loop_is_refused_in_one_line(also):
+    scaler = torch.amp.GradScaler("cpu")
+
+    def scaled(features, labels):
+        loss = functional.cross_entropy(one.model(features), labels)
+        one.step(scaler.scale(loss))
+        if also == "step":
+            scaler.step(one.optimizer)
+        scaler.update()
+
+    one = make_session()
+    with pytest.raises(ArgumentError, match="leave the scaler out") as refused:
+        run_loop(one, scaled)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_loop_that_stops_early_keeps_its_last_epoch(tmp_path):
     with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=5)) as one:
         for epoch in one.epochs():
@@ -1910,6 +2034,9 @@ def test_improving_epochs_do_not_put_off_the_checkpoint_that_is_resumed(tmp_path
 
         def perf_counter(self):
             return self.now
+
+        def time_ns(self):
+            return int(1e9 * self.now)
 
     clock = Clock()
     for module in (checkpoint_manager, checkpoint_writer):

@@ -38,6 +38,7 @@ from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.batches.sampler import epoch_order, step_sizes
 from batchwright.training.checkpoints import checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
+from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.training.parameter_server.merging import pack, unpack, weighted_mean
 from batchwright.training.simulated.simulated_rounds import SimulatedRounds
@@ -446,6 +447,34 @@ def test_a_run_that_is_killed_within_an_epoch_goes_on_from_its_last_step(kind, t
     summary, weights = train(plan_of(kind), tmp_path / "run", resume=True)
     assert same(weights, whole_run(kind)[1])
     assert told(summary) == told(whole_run(kind)[0])
+
+
+@pytest.mark.parametrize("kind", ["plain", "dynamic-batch", "asp"])
+def test_a_run_that_is_killed_behind_its_best_goes_on_from_there(
+    kind, tmp_path, whole_run, monkeypatch
+):
+    save = checkpoint_writer.save_checkpoint
+
+    def killed(path, content, **options):
+        if path.stem == "last" and content["state"]["epoch"] == 2:
+            raise FileError("killed")
+        save(path, content, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer, "save_checkpoint", killed)
+        patch.setattr(checkpoint_writer.Writer, "due", lambda *_: True)
+        patch.setattr(RunState, "note_score", lambda *_: True)
+        with pytest.raises(FileError, match="killed"):
+            train(plan_of(kind), tmp_path / "run")
+    best, last = (
+        load_checkpoint(tmp_path / "run" / "checkpoints" / f"{name}.pt")["state"]
+        for name in ("best", "last")
+    )
+    assert best["epoch"] == 2 > last["epoch"]
+    summary, weights = train(plan_of(kind), tmp_path / "run", resume=True)
+    assert summary.resumed == 1
+    assert same(weights, whole_run(kind)[1])
+    assert told(summary)[0] == told(whole_run(kind)[0])[0]
 
 
 def test_shares_go_on_following_after_a_stop(tmp_path):

@@ -129,7 +129,7 @@ def test_training_goes_on_while_the_disk_is_busy_and_all_wait_for_it_at_the_end(
 def test_only_the_newest_of_those_that_waited_are_written(found, folder):
     for each in found:
         assert (each["whole"]["steps"], each["whole"]["ended"]) == (6, "")
-    assert found[0]["whole"]["written"] == ["last", "last", "best"]
+    assert found[0]["whole"]["written"] == ["last", "best", "last"]
     assert found[1]["whole"]["written"] == []
     assert state_in(folder / "whole", "previous")["steps"] == 1
     assert state_in(folder / "whole", "last")["steps"] == 6
@@ -139,7 +139,7 @@ def test_only_the_newest_of_those_that_waited_are_written(found, folder):
 def test_a_stop_is_kept_however_long_the_disk_takes(found, folder):
     for each in found:
         assert each["stopped"]["ended"].startswith("stopped by SIGTERM at epoch 2, step 2")
-    assert found[0]["stopped"]["written"] == ["last", "last", "best"]
+    assert found[0]["stopped"]["written"] == ["last", "best", "last"]
     assert state_in(folder / "stopped", "last")["steps"] == 4  # the step after the signal
 
 

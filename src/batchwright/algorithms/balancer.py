@@ -138,7 +138,6 @@ class Balancer:
     def state_dict(self) -> dict[str, Any]:
         """What was watched so far, besides the attributes: plain values."""
         return {
-            "places": list(self._places),
             "batches": self._batches,
             "times": [tuple(one) for one in self._times],
             "before": self._before,
@@ -146,11 +145,10 @@ class Balancer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; times of workers at other places are left out."""
-        if state.get("places") == list(self._places):
-            self._batches, self._times = tuple(state["batches"]), list(state["times"])
-            self._before = state["before"]
-            self._measured.extend(state["measured"])
+        """Go on from a checkpoint, which must be of workers at the same places."""
+        self._batches, self._times = tuple(state["batches"]), list(state["times"])
+        self._before = state["before"]
+        self._measured.extend(state["measured"])
 
     def _speeds_at(self, batches: Sequence[int], seconds: Sequence[float]) -> dict[str, float]:
         speeds = speeds_of(batches, seconds, self.fixed_samples)
@@ -194,9 +192,8 @@ class PublishedBalancer(Balancer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Balancer.load_state_dict`."""
         super().load_state_dict(state)
-        if state.get("places") == list(self._places):
-            self._samples = list(state.get("samples", ()))
-            self._seconds = list(state.get("seconds", ()))
+        self._samples = list(state.get("samples", ()))
+        self._seconds = list(state.get("seconds", ()))
 
     def look(self, *, epoch_ends: bool) -> tuple[int, ...] | None:
         """The local batches of the next epoch, if an epoch ends and they change."""

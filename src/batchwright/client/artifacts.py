@@ -413,7 +413,7 @@ class RunFiles:
                 status = os.fstat(file.fileno())
                 if self._sent.get(name) == _version_in(status):
                     continue
-                if name == "last.pt" and not resumable:
+                if name.endswith(".pt") and not resumable:
                     continue  # whoever went on from it would lack records
                 try:
                     self._check_room(name, status.st_size)

@@ -127,7 +127,7 @@ class _Resident:
 
     peak: float  # mean of the points' peak bytes
     size: float  # resident size at that peak, in bytes
-    points: int  # number of points
+    size_error: float  # standard error of that size
     slope: float  # resident bytes for each byte of tensors
     slope_error: float  # standard error of the slope
     floor: int  # bytes that every step reaches, whatever the batch
@@ -139,7 +139,7 @@ class _Resident:
         """Resident size of a training with ``peak`` peak bytes; never below these."""
         away, scatter = peak - self.peak, RESIDENT_ERROR * self.size
         held, held_error = (max(0.0, peak - self.floor) * one for one in self.held)
-        error = hypot(away * self.slope_error, held_error, scatter / sqrt(self.points), scatter)
+        error = hypot(away * self.slope_error, held_error, self.size_error, scatter)
         value = max(peak, self.size + self.slope * away + held)
         return Estimate(value=value, low=max(0.0, value - 2 * error), high=value + 2 * error)
 
@@ -450,7 +450,14 @@ def _fit_resident(
     weight, scatter = RESIDENT_SLOPE_ERROR**-2, (RESIDENT_ERROR * size) ** 2
     seen = sum((x - peak) ** 2 for x, _ in known) / scatter
     across = sum((x - peak) * (y - size) for x, y in known) / scatter
-    slope = (across + weight * RESIDENT_SLOPE) / (seen + weight)
+    slope, slope_error = (
+        (across + weight * RESIDENT_SLOPE) / (seen + weight),
+        (seen + weight) ** -0.5,
+    )
+    error = sqrt(scatter / len(known))
     if lowest:
-        size = min(y + slope * (peak - x) for x, y in known)
-    return _Resident(peak, size, len(known), slope, (seen + weight) ** -0.5, floor, held)
+        size, away = min((y + slope * (peak - x), x - peak) for x, y in known)
+        # Of one point, less what the slope has of the same point's error: Var(y + slope * (p - x))
+        # at a peak p is Var(y) + Var(slope) * ((p - peak)^2 - (x - peak)^2).
+        error = sqrt(max(0.0, (RESIDENT_ERROR * size) ** 2 - (away * slope_error) ** 2))
+    return _Resident(peak, size, error, slope, slope_error, floor, held)

@@ -62,8 +62,9 @@ LAUNCH_FILE = "launch.json"
 CHECKPOINTED = "checkpointed"
 """Marker of a run that has had a ``last.pt``; outside ``checkpoints/``, to survive its loss."""
 
-LAST, PREVIOUS = "last", "previous"
-"""Names of the checkpoints that a run can continue from; ``best`` is not one of them."""
+LAST, BEST, PREVIOUS = "last", "best", "previous"
+"""Names of the checkpoints that a run can continue from; from ``best`` if it is newer than the
+others, which are there."""
 
 KEPT = "epoch-"
 """Beginning of the names of checkpoints that stay, before the number of epochs trained."""

@@ -16,7 +16,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.errors import ArgumentError, FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
-from batchwright.records.run_folder import KEPT
+from batchwright.records.run_folder import BEST, KEPT, LAST
 from batchwright.records.text.formatting import counted
 from batchwright.training.batches.batch_split import Sharing
 from batchwright.training.batches.feeding import Batch
@@ -462,14 +462,14 @@ class AllReduceRun:
         answers = self._group.gather((due, switches))
         new_plan = any(new for _, new in answers)
         if new_plan or any(last for last, _ in answers):
-            self._checkpoint("last")
+            self._checkpoint(LAST)
         return new_plan
 
     def _save_if_best(self) -> None:
         """Write ``best`` if the last evaluation's score is the highest so far."""
         meter = self.state.meter
         if meter.scores and self.state.note_score(meter.scores, meter.score_count):
-            self._checkpoint("best")
+            self._checkpoint(BEST)
 
     def _checkpoint(self, name: str) -> None:
         sizes = self.local_batch_sizes
@@ -490,7 +490,7 @@ class AllReduceRun:
         self.stepper.take_back_open()
         self._take_into_average()
         self._merge_buffers()
-        self._checkpoint("last")
+        self._checkpoint(LAST)
 
     def _stop_now(self) -> None:
         """Write a checkpoint, all workers together, and raise what ends the run."""

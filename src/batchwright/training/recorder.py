@@ -19,7 +19,7 @@ from batchwright.errors import FileError
 from batchwright.prediction.accuracy.forecast import forecast, straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.documents import write_record
-from batchwright.records.lines.line_files import METRICS, line_text
+from batchwright.records.lines.line_files import METRICS, line_text, lines_of
 from batchwright.records.lines.run_lines import (
     EpochLine,
     RunLine,
@@ -75,9 +75,26 @@ class Recorder:
         # Started again by the same launcher: the seconds since its start have all others in them.
         self._earlier_seconds = content["earlier_seconds" if again else "wall_seconds"]
         self._setup_seconds = content["setup_seconds"]
+        self._write_missing()
         self._told_end = self.over
         done = len(self.epochs) >= self._plan.epochs or self.over
         self.note("the run was finished already" if done else where)
+
+    def _write_missing(self) -> None:
+        """Write lines of epochs that a checkpoint knows and metrics.jsonl does not.
+
+        A checkpoint may be on the disk before the line that tells how long it took, and a machine
+        that goes down may lose lines that were written before it.
+        """
+        if self.folder is None:
+            return
+        lines = lines_of(self.folder, lambda: self._plan.data)
+        there = {line.record.epoch for line in lines if isinstance(line, EpochLine)}
+        known, self.epochs = self.epochs, []
+        for record in known:
+            self.epochs.append(record)
+            if record.epoch not in there:
+                self.epoch(record)
 
     @cached_property
     def _factors(self) -> list[float]:
@@ -242,6 +259,7 @@ class Recorder:
             with path.open("a", encoding="utf-8") as file:
                 file.write(line_text(line) + "\n")
         except OSError as error:
+            self._mended = False  # a part of the line may be there, as on a full disk
             raise FileError(f"cannot write {path}: {error.strerror}") from None
 
     def summary(self, profile: Profile | None = None, **fields: Any) -> RunSummary:

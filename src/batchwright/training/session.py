@@ -87,6 +87,8 @@ from batchwright.workload.host import (
 )
 from batchwright.workload.passes.recomputation import recompute
 
+_NO_SCALED_STEP = "No inf checks were recorded"  # as GradScaler begins, without gradients
+
 Images = Dataset[Any] | ImagePipeline | FilePipeline
 """A data set to train or evaluate on: a map-style one, or one of our pipelines."""
 
@@ -533,6 +535,12 @@ class Session:
                 raise TrainingError(self._of_gpu(failure)) from error
             elif (behind := failure_behind(error)) is not None:
                 raise behind from error
+            elif isinstance(error, AssertionError) and str(error).startswith(_NO_SCALED_STEP):
+                raise ArgumentError(
+                    "the loop calls a torch.amp.GradScaler, which finds no gradients, as "
+                    "session.step() has used them: leave the scaler out and give session.step() "
+                    "the loss itself, which precision=float16 scales by the same rules"
+                ) from error
             elif is_out_of_memory(error):
                 error.add_note(
                     "batchwright repeats such a step in smaller micro-batches if session.step() "

@@ -11,12 +11,14 @@ from typing import Any
 from batchwright.errors import FileError
 from batchwright.records.documents import refuse_no_path, write_text
 from batchwright.records.lines.flat_lines import flat_values
-from batchwright.records.lines.line_files import METRICS, lines_of
+from batchwright.records.lines.line_files import METRICS, lines_of, lines_that_count
 from batchwright.storage.files import is_there
 
 
 def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, Any]]:
     """The lines of a run, each as one flat mapping: ``{"kind": "epoch", "val/top1": 0.9, ...}``.
+
+    Of what was trained again, after a kill, the last time is there.
 
     Args:
         run: The run's folder; the run may still go on.
@@ -31,7 +33,7 @@ def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, An
     folder = Path(run)
     if not is_there(folder / METRICS):
         raise FileError(f"{folder} holds no {METRICS}: name the folder of a run that has begun")
-    rows = [flat_values(line) for line in lines_of(folder)]
+    rows = [flat_values(line) for line in lines_that_count(lines_of(folder))]
     if out is not None:
         if Path(out).suffix.lower() == ".csv":
             text = _table(rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from pydantic_core import from_json
 from batchwright.errors import FileError
 from batchwright.records.documents import read_record
 from batchwright.records.lines.flat_lines import from_flat, is_flat
-from batchwright.records.lines.run_lines import RunLine
+from batchwright.records.lines.run_lines import (
+    EpochLine,
+    EvaluationLine,
+    NoteLine,
+    RoundLine,
+    RunLine,
+)
 from batchwright.records.plan import Plan
 from batchwright.records.profile import DataFacts
 
@@ -52,15 +59,19 @@ def sound_line(text: str | bytes) -> RunLine | None:
         return None
 
 
-def lines_of(folder: Path) -> Iterator[RunLine]:
+def lines_of(folder: Path, data: Callable[[], DataFacts] | None = None) -> Iterator[RunLine]:
     """All whole and undamaged lines of a run folder; none before the file exists.
+
+    Args:
+        folder: The folder.
+        data: Returns the facts of the run's data, for flat lines; unset: those of its plan.
 
     Raises:
         FileError: The file cannot be read, or flat lines need the plan and it is missing.
     """
 
     @cache
-    def data() -> DataFacts:
+    def planned() -> DataFacts:
         return read_record(folder / "plan.json", Plan).data
 
     try:
@@ -68,10 +79,55 @@ def lines_of(folder: Path) -> Iterator[RunLine]:
             for text in file:
                 if text.endswith(b"\n"):
                     try:
-                        yield read_line(text, data)
+                        yield read_line(text, data or planned)
                     except ValueError:
                         continue
     except FileNotFoundError:
         return
     except OSError as error:
         raise FileError(f"cannot read {folder / METRICS}: {error.strerror}") from None
+
+
+def lines_that_count(lines: Iterable[RunLine]) -> list[RunLine]:
+    """Lines of a run, in order, without those of what a kill has taken.
+
+    A run that is killed and resumed goes on from a checkpoint, and trains again what came after it:
+    only the last time counts. So an epoch's line ends what later epochs had before it, and those of
+    steps, rounds and local batches likewise. Notes stay.
+
+    Args:
+        lines: Lines of all kinds as they were written, or of one kind.
+    """
+    counting: list[RunLine | None] = []
+    places: dict[str, list[tuple[tuple[int, ...], int]]] = defaultdict(list)
+    for line in lines:
+        ends = _ends(line)
+        for kind, place in ends:
+            while places[kind] and places[kind][-1][0] >= place:
+                counting[places[kind].pop()[1]] = None
+        for kind, place in ends[:1]:
+            places[kind].append((place, len(counting)))
+        counting.append(line)
+    return [line for line in counting if line is not None]
+
+
+def _ends(line: RunLine) -> list[tuple[str, tuple[int, ...]]]:
+    """The place of a line among those of its kind, first, and places from which on others end."""
+    if isinstance(line, NoteLine):
+        return []
+    if isinstance(line, RoundLine):
+        return [(line.kind, (line.committed,))]
+    if isinstance(line, EvaluationLine):  # of two workers the later epoch's may come first
+        return [(f"{line.kind} {line.epoch}", ())]
+    place: tuple[int, ...]
+    if isinstance(line, EpochLine):
+        epoch, place = line.record.epoch, (line.record.epoch,)
+    else:
+        epoch, place = line.epoch, (line.epoch, line.step)
+    # The epoch is not over, or was not until now, and no later one has begun.
+    return [
+        (line.kind, place),
+        ("epoch", (epoch,)),
+        ("step", (epoch + 1,)),
+        ("shares", (epoch + 1,)),
+    ]

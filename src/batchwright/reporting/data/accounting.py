@@ -80,6 +80,12 @@ def evaluation_seconds(summary: RunSummary, worker: WorkerCurve | None = None) -
     return total / summary.plan.workers
 
 
+def epochs_seconds(summary: RunSummary) -> float:
+    """Seconds of the epochs: training, checkpoints and evaluation, as `evaluation_seconds`."""
+    own = sum(one.training_seconds + one.checkpoint_seconds for one in summary.epochs)
+    return own + evaluation_seconds(summary)
+
+
 def whole_accounting(summary: RunSummary) -> list[tuple[str, float]]:
     """`accounting` with the parts of the command before and after training.
 

@@ -7,23 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from batchwright.records import EpochRecord, Plan, Profile, RoundRecord, RunSummary, WorkerTime
 from batchwright.records.lines.flat_lines import completed, places_of
+from batchwright.records.lines.line_files import lines_that_count
 from batchwright.records.lines.run_lines import (
     EpochLine,
     NoteLine,
     RoundLine,
+    RunLine,
     SharesLine,
     StepLine,
     WorkerStep,
 )
 from batchwright.records.text.formatting import percent, shares_between
+from batchwright.reporting.data.accounting import epochs_seconds
 
 
 @dataclass(frozen=True)
 class RunLines:
     """Lines of a run by kind, in order; the newest steps, rounds and notes are among them.
+
+    Of what was trained again, after a kill, the last time is here; see `lines_that_count`.
 
     Attributes:
         epochs: Lines of finished epochs.
@@ -40,6 +46,19 @@ class RunLines:
     rounds: Sequence[RoundLine] = ()
     notes: Sequence[NoteLine] = ()
     stride: int = 1
+
+    @classmethod
+    def of(cls, lines: Iterable[RunLine], *, stride: int = 1) -> Self:
+        """From lines as they were written, some of which may be left out."""
+        kept = lines_that_count(lines)
+        return cls(
+            epochs=[line for line in kept if isinstance(line, EpochLine)],
+            steps=[line for line in kept if isinstance(line, StepLine)],
+            shares=[line for line in kept if isinstance(line, SharesLine)],
+            rounds=[line for line in kept if isinstance(line, RoundLine)],
+            notes=[line for line in kept if isinstance(line, NoteLine)],
+            stride=stride,
+        )
 
 
 @dataclass(frozen=True)
@@ -89,19 +108,16 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
     Its wall time is that of these epochs, since the time of the set-up is unknown.
     """
     epochs = _epochs(plan, lines)
-    share = 1 if plan.server is None else 1 / plan.workers  # of which one evaluates
-    wall = sum(
-        e.training_seconds + share * e.evaluation_seconds + e.checkpoint_seconds for e in epochs
-    )
-    return RunSummary(
+    summary = RunSummary(
         run_folder=name,
         plan=plan.as_trained({e.epoch: e.global_batch_size for e in epochs}),
         profile=profile,
         epochs=tuple(epochs),
         setup_seconds=0.0,
-        wall_seconds=wall,
+        wall_seconds=0.0,
         simulated=plan.job.launcher.simulated,
     )
+    return summary.model_copy(update={"wall_seconds": epochs_seconds(summary)})
 
 
 def forecast_so_far(plan: Plan, lines: RunLines) -> EpochLine | None:
@@ -194,6 +210,5 @@ def _epochs(plan: Plan, lines: RunLines) -> list[EpochRecord]:
 
 
 def _newest(plan: Plan, lines: RunLines) -> list[EpochLine]:
-    """The lines of finished epochs; of several for one epoch, as after a resume, the newest."""
-    by_epoch = {one.record.epoch: one for one in lines.epochs if one.record.epoch < plan.epochs}
-    return [one for _, one in sorted(by_epoch.items())]
+    """The lines of finished epochs of the plan."""
+    return [one for one in lines.epochs if one.record.epoch < plan.epochs]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from batchwright.records import Estimate, Plan, RunSummary
 from batchwright.records.text.plan_text import is_chosen, planned_sizes
-from batchwright.reporting.data.accounting import evaluation_seconds
+from batchwright.reporting.data.accounting import epochs_seconds
 from batchwright.reporting.data.live_run import EpochNow
 from batchwright.reporting.data.reading import overall, sum_of
 
@@ -57,8 +57,7 @@ def spending(
     """
     plan, epochs = summary.plan, summary.epochs
     trained = sum(one.training_seconds for one in epochs)
-    beside = evaluation_seconds(summary) + sum(one.checkpoint_seconds for one in epochs)
-    total = trained if summary.simulated else trained + beside
+    total = trained if summary.simulated else epochs_seconds(summary)
     count = epochs[-1].epoch + 1 if stride > 1 and epochs else len(epochs)
     so_far = total * count / len(epochs) if epochs else 0.0
     hourly, priced = hourly_price(plan)

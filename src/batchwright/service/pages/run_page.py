@@ -14,13 +14,7 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records.base import record_text
-from batchwright.records.lines.run_lines import (
-    EpochLine,
-    NoteLine,
-    RoundLine,
-    SharesLine,
-    StepLine,
-)
+from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.data.outline import outlined
@@ -162,21 +156,17 @@ def lines_of(store: Store, info: RunInfo) -> RunLines:
     records = store.records
     epochs = records.page(info.id, "epoch", MAX_EPOCHS)
     recent = max(-1, info.records - 1 - MAX_ROUNDS)
-    lines = [
-        *epochs.records,
-        *records.page(info.id, "step", MAX_STEPS).records,
-        *records.page(info.id, "shares", MAX_SHARES).records,
-        *records.after(info.id, "round", recent, MAX_ROUNDS).records,
-        *records.newest(info.id, "note", MAX_NOTES).page().records,
-    ]
-    return RunLines(
-        epochs=[line for line in lines if isinstance(line, EpochLine)],
-        steps=[line for line in lines if isinstance(line, StepLine)],
-        shares=[line for line in lines if isinstance(line, SharesLine)],
-        rounds=[line for line in lines if isinstance(line, RoundLine)],
-        notes=[line for line in lines if isinstance(line, NoteLine)],
-        stride=epochs.stride,
+    pages = (
+        epochs,
+        records.page(info.id, "step", MAX_STEPS),
+        records.page(info.id, "shares", MAX_SHARES),
+        records.after(info.id, "round", recent, MAX_ROUNDS),
+        records.newest(info.id, "note", MAX_NOTES).page(),
     )
+    lines: dict[int, RunLine] = {}
+    for page in pages:
+        lines |= dict(zip(page.sequences, page.records, strict=True))
+    return RunLines.of((lines[number] for number in sorted(lines)), stride=epochs.stride)
 
 
 def seconds_left(story: RunStory, info: RunInfo) -> float | None:

@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, delete, select, union_all, update
 
 from batchwright.records import DataFacts, EpochRecord
-from batchwright.records.lines.line_files import line_text, read_line
+from batchwright.records.lines.line_files import line_text, lines_that_count, read_line
 from batchwright.records.lines.run_lines import EpochLine, EvaluationLine, RunLine, note
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.database.tables import NOT_DELETED, records, runs
@@ -434,9 +434,8 @@ def from_level(identifier: str, kind: str, level: int) -> Select[Any]:
 
 
 def _epochs_in(stored: StoredRecords) -> list[EpochRecord]:
-    lines = stored.page().records
-    by_epoch = {line.record.epoch: line.record for line in lines if isinstance(line, EpochLine)}
-    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+    lines = lines_that_count(stored.page().records)
+    return [line.record for line in lines if isinstance(line, EpochLine)]
 
 
 def _next_of_kind(

@@ -116,6 +116,8 @@ class Sharing(Division):
         self._group, self._recorder, self._together = group, recorder, together
         self._balancer: Balancer | None = None
         self._recorded: tuple[int, ...] = ()  # local batches in the last line of the records
+        # Whether what the state has of the workers is of these: others may have gone before them.
+        self._alike = list(state.local_batch_sizes) == list(group.places)
         self._row = state.stage(plan, max(0, state.epoch - (not state.step)))
         if plan.method_spec.balancer and group.size > 1:
             self._balancer = resolve_name(plan.method_spec.balancer)(
@@ -125,7 +127,8 @@ class Sharing(Division):
                 speeds=state.speeds,
                 fixed_samples=state.fixed_samples or state.stage(plan).fixed_samples,
             )
-            self._balancer.load_state_dict(state.balancing)
+            if self._alike and state.balancing:
+                self._balancer.load_state_dict(state.balancing)
 
     def keep(self) -> None:
         """Put into the state, before a checkpoint, what was watched of the workers' times.
@@ -157,8 +160,6 @@ class Sharing(Division):
     def begin_epoch(self) -> EpochSteps:
         """The steps of the state's epoch, from the state's step on."""
         state, row = self._state, self._state.stage(self._plan)
-        # Whether what was noted of this epoch, before a stop, was of these workers.
-        alike = list(state.local_batch_sizes) == list(self._group.places)
         if row != self._row and self._balancer is not None:
             # Another row has another fixed cost of a step; the workers' relative speeds stay.
             self._balancer.forget_times(row.fixed_samples)
@@ -170,7 +171,7 @@ class Sharing(Division):
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
         # The sizes may have been decided, before a stop, for a later step or for the next epoch.
         noted = state.meter.shares
-        if not (alike and noted and sum(noted[-1][1]) == sum(sizes)):
+        if not (self._alike and noted and sum(noted[-1][1]) == sum(sizes)):
             state.meter.shares_from(state.step, sizes)
             noted = state.meter.shares
         (_, now), *later = noted[-1 - sum(first > state.step for first, _ in noted) :]

@@ -31,7 +31,9 @@ FORMAT = "batchwright-checkpoint/1"
 def save_checkpoint(
     path: Path, content: dict[str, Any], *, former: Path | None = None, mark: Path | None = None
 ) -> None:
-    """Write a checkpoint whole or not at all; its ``written`` is the time, in ns of Unix time.
+    """Write a checkpoint whole or not at all.
+
+    Its ``written`` is the time in ns of Unix time, unless the content says another.
 
     Args:
         path: The file to write.

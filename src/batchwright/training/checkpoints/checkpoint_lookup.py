@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError
-from batchwright.records.run_folder import CHECKPOINTED, LAST, PREVIOUS
+from batchwright.records.run_folder import BEST, CHECKPOINTED, LAST, PREVIOUS
 from batchwright.records.text.problems import to_stderr
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.recorder import Recorder
+from batchwright.training.step.epoch_totals import is_better
+
+_NONE = -math.inf, math.inf
+"""Score and loss that any evaluation beats."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,17 @@ class FoundCheckpoint:
         content: Its content.
         problems: Why newer files could not be used, on any machine.
         last_is_damaged: Whether this worker can read its ``previous.pt`` and not its ``last.pt``.
+        last_steps: Steps of the run in this worker's ``last.pt``; 0 if it cannot be read.
+        best: Score and loss of the model in worker 0's ``best.pt``, which a better one replaces.
+            Any one does where there is none, or one of epochs that the checkpoint does not know.
     """
 
     path: Path
     content: dict[str, Any]
     problems: list[str]
     last_is_damaged: bool
+    last_steps: int
+    best: tuple[float, float]
 
     def tell_problems(self, recorder: Recorder, where: str) -> None:
         """Note, and print on worker 0, that this checkpoint stands in for an unreadable one."""
@@ -40,10 +51,13 @@ class FoundCheckpoint:
 
 
 def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:
-    """Read ``last.pt``, else ``previous.pt``; all workers call this together.
+    """Read ``last.pt``, else ``previous.pt``, or ``best.pt`` if that is newer.
+
+    All workers call this together. ``best.pt`` is written more often: with ``last.pt`` its epoch
+    would be lost, and its weights would be those of an epoch that the run has never had.
 
     Machines that share no disk may hold checkpoints of different age, or none. The one with the
-    most steps wins, of equals the one written last, and goes to the workers that lack it.
+    most steps wins, of equals the one made last, and goes to the workers that lack it.
 
     Args:
         folder: Folder of the checkpoints.
@@ -55,44 +69,84 @@ def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:
     Raises:
         FileError: There are checkpoints, or have been, and no worker can read any.
     """
-    path, content, problems = _read_newest(folder)
-    position = _position(content) if content is not None else None
-    everyone = group.gather((position, str(path), problems))
-    known = [theirs for theirs, _, _ in everyone if theirs is not None]
-    problems = list(dict.fromkeys(text for _, _, texts in everyone for text in texts))
+    own = _read_newest(folder)
+    position = _position(own.content) if own.content is not None else None
+    everyone = group.gather((position, str(own.path), own.problems, own.best))
+    known = [theirs for theirs, *_ in everyone if theirs is not None]
+    problems = list(dict.fromkeys(text for _, _, texts, _ in everyone for text in texts))
     if not known:
         if problems:
             raise FileError(
                 "; ".join(problems) + "; put a copy of one back, or begin again in another folder"
             )
         return None
-    newest = max(known)
-    source = next(rank for rank, (theirs, _, _) in enumerate(everyone) if theirs == newest)
-    if any(theirs != newest for theirs, _, _ in everyone):
+    newest, content = max(known), own.content
+    source = next(rank for rank, (theirs, *_) in enumerate(everyone) if theirs == newest)
+    if any(theirs != newest for theirs, *_ in everyone):
         content = group.hand_out(content, source)
     assert content is not None  # noqa: S101 - it is the newest, or has just been handed out
-    last_is_damaged = path is not None and path.stem == PREVIOUS
-    return FoundCheckpoint(Path(everyone[source][1]), content, problems, last_is_damaged)
+    best = everyone[0][3]
+    if is_better(best, _best_in(content)):
+        best = _NONE
+    return FoundCheckpoint(
+        Path(everyone[source][1]), content, problems, own.last_is_damaged, own.last_steps, best
+    )
 
 
-def _read_newest(folder: Path) -> tuple[Path | None, dict[str, Any] | None, list[str]]:
-    """Path and content of the newest checkpoint that this worker can read, and problems."""
-    problems: list[str] = []
+@dataclass
+class _Read:
+    """What a worker can read: the newest checkpoint, and the score in ``best.pt``."""
+
+    path: Path | None = None
+    content: dict[str, Any] | None = None
+    problems: list[str] = field(default_factory=list)
+    last_is_damaged: bool = False
+    last_steps: int = 0
+    best: tuple[float, float] = _NONE
+
+
+def _read_newest(folder: Path) -> _Read:
+    found = _Read()
     for name in (LAST, PREVIOUS):
         path = folder / f"{name}.pt"
         try:
-            return path, load_checkpoint(path), problems
+            found.content = load_checkpoint(path)
         except FileError as error:
-            problems.append(str(error))
-    if any((folder / f"{name}.pt").exists() for name in (LAST, PREVIOUS)):
-        return None, None, problems
+            found.problems.append(str(error))
+        else:
+            found.path, found.last_is_damaged = path, name == PREVIOUS
+            if name == LAST:
+                found.last_steps = found.content["state"]["steps"]
+            _read_best(folder, found)
+            return found
     # Neither metrics.jsonl nor best.pt tells a run that was killed before its first checkpoint,
     # which begins again, from one whose checkpoints were lost. A summary follows the last one.
-    if any((folder.parent / name).exists() for name in (CHECKPOINTED, "summary.json")):
-        return None, None, [f"{folder} holds no readable checkpoint (last.pt) any more"]
-    return None, None, []
+    if not any((folder / f"{name}.pt").exists() for name in (LAST, PREVIOUS)):
+        lost = any((folder.parent / name).exists() for name in (CHECKPOINTED, "summary.json"))
+        found.problems = [f"{folder} holds no readable checkpoint (last.pt) any more"] * lost
+    return found
 
 
-def _position(content: dict[str, Any]) -> tuple[int, int, int]:
+def _read_best(folder: Path, found: _Read) -> None:
+    """Look at ``best.pt``, and take it instead of the checkpoint that was found if it is newer."""
+    path = folder / f"{BEST}.pt"
+    with suppress(FileError):
+        best = load_checkpoint(path, mapped=True)  # of most only the score is wanted
+        found.best = _best_in(best)
+        assert found.content is not None  # noqa: S101 - the caller has found one
+        # Under a parameter server, an earlier version's has weights alone.
+        whole = best.get("server") != {}
+        if whole and _position(best) > _position(found.content):
+            found.path, found.content = path, load_checkpoint(path)
+
+
+def _position(content: dict[str, Any]) -> tuple[int, int, int, int]:
     state = content["state"]
-    return state["epoch"], state["step"], content["written"]
+    return state["epoch"], state["step"], state["steps"], content["written"]
+
+
+def _best_in(content: dict[str, Any]) -> tuple[float, float]:
+    """Score and loss of the best model that a checkpoint knows."""
+    state = content["state"]
+    # An earlier version kept no loss, and the first of equal epochs stays its best.
+    return state["best_score"], state.get("best_loss", -math.inf)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,14 +26,14 @@ from batchwright.training.batches.randomness import (
     restore_random_states,
     seed_worker,
 )
-from batchwright.training.checkpoints.checkpoint import about_network, load_checkpoint
+from batchwright.training.checkpoints.checkpoint import about_network
 from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.checkpoints.saved_values import copied, refuse_unsaveable, to_plain
 from batchwright.training.evaluate.evaluation import merged_batch_norm
 from batchwright.training.evaluate.weight_average import WeightAverage
 from batchwright.training.recorder import Recorder
-from batchwright.training.step.epoch_totals import EpochMeter, is_better, score_of
+from batchwright.training.step.epoch_totals import BestScore, EpochMeter
 from batchwright.training.step.gradient_scaling import TensorNoise
 from batchwright.workload.loss_scaling import LossScale
 
@@ -49,7 +48,7 @@ _LOOK_SECONDS = 1.0
 
 
 @dataclass
-class RunState:
+class RunState(BestScore):
     """How far a run is, and what it has measured on the way.
 
     Attributes:
@@ -58,11 +57,6 @@ class RunState:
         steps: Steps since the start of the run.
         samples_seen: Training samples since the start, all workers.
         growth: Rows of the plan's ``growth`` that are in reach of the gradient noise.
-        best_score: Highest score of an evaluation so far.
-        best_loss: Its held-out loss, which decides between equal scores; infinite: none. An
-            earlier version's checkpoint has none, and its best epoch stays the best of equals.
-        loss_as_score: Whether the best score may be a loss: an earlier version took the first value
-            of a metric for its score, whatever its name, and the highest for the best.
         meter: Sums of the epoch in progress, this worker's.
         noise: Gradient noise so far.
         tensors: Gradient noise of each tensor; ``None`` where nothing depends on it.
@@ -82,9 +76,6 @@ class RunState:
     steps: int = 0
     samples_seen: int = 0
     growth: int = 0
-    best_score: float = -math.inf
-    best_loss: float = math.inf
-    loss_as_score: bool = False
     meter: EpochMeter = field(default_factory=EpochMeter)
     noise: NoiseState = field(default_factory=NoiseState)
     tensors: TensorNoise | None = None
@@ -102,17 +93,6 @@ class RunState:
         batch = plan.growth[self.growth - 1].global_batch_size if self.growth else 0
         return plan.row(min(number, plan.epochs - 1), batch)
 
-    def note_score(self, sums: Mapping[str, float], count: int) -> bool:
-        """Note an evaluation's score, as `score_of`; returns whether it is the best so far."""
-        if self.loss_as_score and next(iter(sums)) == "loss":
-            self.best_score, self.best_loss = -math.inf, math.inf
-        self.loss_as_score = False
-        score = score_of({name: value / count for name, value in sums.items()})
-        better = is_better(score, (self.best_score, self.best_loss))
-        if better:
-            self.best_score, self.best_loss = score
-        return better
-
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint; the meter is each worker's own and not among them."""
         values = asdict(self)
@@ -121,8 +101,7 @@ class RunState:
 
     def restore(self, values: dict[str, Any], meter: EpochMeter) -> None:
         """Go on from a checkpoint's `values`, with this worker's meter."""
-        # An earlier version kept no loss, and the first of equal epochs stays its best.
-        self.__dict__.update({"best_loss": -math.inf, "loss_as_score": True, **values})
+        self.__dict__.update({"loss_as_score": True, **values})
         self.noise = NoiseState(**values["noise"])
         tensors = values.get("tensors")
         self.tensors = None if tensors is None else TensorNoise(**tensors)
@@ -142,7 +121,7 @@ class CheckpointManager:
     0 writes it from a thread of its own: `check` raises if that failed, `settle` alone waits for
     it, however long the disk takes. A ``best`` that still waits for the disk is replaced by the
     next one; ``last`` is due again once the one before is written. So of each name one copy waits
-    at most.
+    at most. A run goes on from the newest of ``last`` and ``best``.
 
     Args:
         folder: The run folder; ``None`` keeps nothing.
@@ -378,10 +357,9 @@ class CheckpointManager:
             self._average.restore(content["average"], own, same_workers=same)
         meter = self._restore_worker(content["workers"], content["state"]["steps"])
         state.restore(content["state"], meter)
-        known = state.best_score, state.best_loss
-        state.best_score, state.best_loss = self._score_on_disk(known)
+        state.best_score, state.best_loss = found.best
         self._waiting = dict(content["kept"])
-        self._writer.saved_steps = state.steps
+        self._writer.saved_steps = found.last_steps
         self._writer.last_is_damaged = found.last_is_damaged
         where = f"resumed at epoch {state.epoch + 1} after {counted(state.step, 'step')} of it"
         if len(content["workers"]) != self._group.size:
@@ -397,25 +375,6 @@ class CheckpointManager:
         own = set(self._model.parameters())
         groups = self._optimizer.param_groups
         return [one for group in groups for one in group["params"] if one not in own]
-
-    def _score_on_disk(self, known: tuple[float, float]) -> tuple[float, float]:
-        """Score and loss of the model in ``best.pt``, which may be worse than the ``known`` best.
-
-        ``last`` is written before a ``best`` that waits. With the score in ``last`` alone, a run
-        that was killed between the two would never replace its older ``best``.
-        """
-        score = known
-        if self._folder is not None and self._group.rank == 0 and known[0] > -math.inf:
-            try:
-                path = self._folder / "checkpoints" / "best.pt"
-                content = load_checkpoint(path, mapped=True)  # the score alone is wanted
-                state = content["state"]
-                there = state["best_score"], state.get("best_loss", -math.inf)
-                score = there if is_better(known, there) else known
-            except FileError:
-                score = -math.inf, math.inf
-        first: tuple[float, float] = self._group.gather(score)[0]
-        return first
 
     def _restore_worker(self, workers: list[dict[str, Any]], steps: int) -> EpochMeter:
         """Load this worker's own buffers and random numbers, or substitutes; returns its meter."""

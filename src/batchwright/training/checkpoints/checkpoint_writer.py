@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from batchwright.records import Job
-from batchwright.records.run_folder import CHECKPOINTED, KEPT, LAST, PREVIOUS
+from batchwright.records.run_folder import BEST, CHECKPOINTED, KEPT, LAST, PREVIOUS
 from batchwright.training.checkpoints.checkpoint import save_checkpoint
 
 
@@ -20,11 +20,14 @@ class Writer:
     so at most one of each name waits, beside the one that is being written. Of those that stay,
     each has a name of its own: whoever puts one waits for the one before (`wait`, or `keeping`).
 
+    Where several wait, those that stay are written first: a run that goes on from another writes
+    them no more. Then comes ``best``, so that ``last`` never says of a model how good it is that is
+    not there. For the same reason nothing more is written after an error, until it was told.
+
     Args:
         folder: Folder of the files. The former ``last.pt`` becomes ``previous.pt``, and the folder
             above gets a mark that there is a checkpoint.
         job: Says how often ``last`` is due.
-        first: The name that is written first where several wait, after those that stay.
 
     Attributes:
         saved_steps: Steps of the run at its latest ``last``.
@@ -32,8 +35,8 @@ class Writer:
             ``previous.pt`` stays.
     """
 
-    def __init__(self, folder: Path, job: Job, first: str = LAST) -> None:
-        self._folder, self._job, self._first = folder, job, first
+    def __init__(self, folder: Path, job: Job) -> None:
+        self._folder, self._job, self._failed = folder, job, False
         self._saved_at, self.saved_steps = time.perf_counter(), 0
         self.last_is_damaged = False
         self._lock = Lock()
@@ -67,16 +70,20 @@ class Writer:
             return any(name.startswith(KEPT) for name in (self._at_work, *self._waiting))
 
     def forget(self, name: str) -> None:
-        """Drop a waiting checkpoint before a newer one is copied: memory may be short."""
+        """Drop a waiting checkpoint before a newer one is copied: memory may be short.
+
+        A ``best`` stays while ``last`` waits, which knows its score.
+        """
         with self._lock:
-            self._waiting.pop(name, None)
+            if name != BEST or LAST not in self._waiting:
+                self._waiting.pop(name, None)
 
     def put(self, name: str, content: dict[str, Any]) -> None:
         """Have a checkpoint written as soon as the disk is free; returns at once."""
         with self._lock:
-            self._waiting[name] = content
+            self._waiting[name] = {"written": time.time_ns(), **content}
         self._jobs.append(self._thread.submit(self._write_one))
-        if name == LAST:  # only this one is resumed from
+        if name == LAST:
             self._saved_at, self.saved_steps = time.perf_counter(), content["state"]["steps"]
 
     def check(self) -> None:
@@ -87,8 +94,12 @@ class Writer:
         """
         ended = [job for job in self._jobs if job.done()]
         self._jobs = [job for job in self._jobs if job not in ended]
-        for job in ended:
-            job.result()
+        try:
+            for job in ended:
+                job.result()
+        except BaseException:
+            self._failed = False
+            raise
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for ``seconds`` at most (``None``: any time); returns whether all is written.
@@ -106,9 +117,10 @@ class Writer:
 
     def _write_one(self) -> None:
         with self._lock:
-            # Those that stay before `last`: a run that goes on from that writes them no more.
-            first = next((one for one in self._waiting if one.startswith(KEPT)), self._first)
-            name = first if first in self._waiting else next(iter(self._waiting), "")
+            if self._failed:
+                self._waiting.clear()
+                return
+            name = min(self._waiting, key=_turn, default="")
             content = self._waiting.pop(name, None)
             self._at_work = name
         if content is None:  # another call has written the newest of each name already
@@ -121,6 +133,16 @@ class Writer:
             save_checkpoint(self._folder / f"{name}.pt", content, former=former, mark=mark)
             if name == LAST:
                 self.last_is_damaged = False
+        except BaseException:
+            with self._lock:
+                self._waiting.clear()
+                self._failed = True
+            raise
         finally:
             with self._lock:
                 self._at_work = ""
+
+
+def _turn(name: str) -> int:
+    """Place of a name among those that wait."""
+    return 0 if name.startswith(KEPT) else 1 if name == BEST else 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError, PlanError
 from batchwright.records import Plan
-from batchwright.records.run_folder import KEPT, LAST
+from batchwright.records.run_folder import BEST, KEPT, LAST
 from batchwright.training.checkpoints.checkpoint import about_network
 from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import folder_problem
@@ -19,8 +19,7 @@ from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.parameter_server.merging import Weights, as_state_dict
 from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
 from batchwright.training.recorder import Recorder
-
-_BEST = "best"
+from batchwright.training.step.epoch_totals import BestScore
 
 
 class ServerCheckpoints:
@@ -44,8 +43,8 @@ class ServerCheckpoints:
     ) -> None:
         self._folder, self._plan, self._coordinator = folder, plan, coordinator
         self._recorder, self._writer = recorder, None
-        if folder is not None:  # ``best`` goes before the ``last`` that says what its score is
-            self._writer = Writer(folder / "checkpoints", plan.job, first=_BEST)
+        if folder is not None:
+            self._writer = Writer(folder / "checkpoints", plan.job)
 
     def prepare(self, *, resume: bool) -> None:
         """Make the folder, and go on from the last checkpoint in it if there is one.
@@ -72,12 +71,9 @@ class ServerCheckpoints:
             "that were under way are repeated, with fresh momentum"
         )
         self._recorder.restore(content["run"], where)
-        best = state["best_score"], state.get("best_loss", -math.inf)  # as in `RunState`
-        first = next(iter(content["server"]["scores"]), "")
-        if state.get("loss_as_score", True) and first == "loss":
-            best = -math.inf, math.inf
+        best = BestScore(*found.best, loss_as_score=state.get("loss_as_score", True))
         self._coordinator.restore(content["server"], state["steps"], best)
-        self._writer.saved_steps = state["steps"]
+        self._writer.saved_steps = found.last_steps
         self._writer.last_is_damaged = found.last_is_damaged
         found.tell_problems(self._recorder, where)
 
@@ -108,11 +104,14 @@ class ServerCheckpoints:
                 self._save(LAST, server.weights)
 
     def save_best(self) -> None:
-        """Have ``best.pt`` written if there is a new best model."""
+        """Have ``best.pt`` written if there is a new best model.
+
+        It waits for models that are to stay, as `save_last` does.
+        """
         with self._coordinator.lock:
-            best = self._coordinator.take_best()
+            best = None if self._coordinator.keeps else self._coordinator.take_best()
             if best is not None:
-                self._save(_BEST, best)
+                self._save(BEST, best)
 
     def save_kept(self) -> None:
         """Have the oldest model written that is to stay, once the one before is on the disk."""
@@ -156,7 +155,6 @@ class ServerCheckpoints:
             return
         started, coordinator = time.perf_counter(), self._coordinator
         epochs, samples, steps = progress or coordinator.progress
-        best_score, best_loss = coordinator.evaluations.best
         content = {
             "model": as_state_dict(weights, coordinator.entries),
             "optimizer": {},
@@ -166,14 +164,12 @@ class ServerCheckpoints:
                 "step": 0,
                 "steps": steps,
                 "samples_seen": samples,
-                "best_score": best_score,
-                "best_loss": best_loss,
-                "loss_as_score": False,
+                **asdict(coordinator.evaluations.best),
             },
             "kept": {},
             "run": self._recorder.values(),
             "workers": [],
-            "server": coordinator.values() if name == LAST else {},
+            "server": coordinator.values() if name in (LAST, BEST) else {},
         }
         self._writer.put(name, content)
         coordinator.round_log.saved(time.perf_counter() - started)

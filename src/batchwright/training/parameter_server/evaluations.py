@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from batchwright.training.parameter_server.merging import Weights
 from batchwright.training.parameter_server.messages import Settled
-from batchwright.training.step.epoch_totals import is_better, score_of
+from batchwright.training.step.epoch_totals import BestScore
 
 
 class Evaluations:
@@ -19,12 +18,12 @@ class Evaluations:
 
     Attributes:
         scores: Means of the last evaluation over the held-out samples, by name.
-        best: Best evaluation so far, as `score_of`.
+        best: Score of the best evaluation so far.
     """
 
     def __init__(self) -> None:
         self.scores: dict[str, float] = {}
-        self.best = -math.inf, math.inf
+        self.best = BestScore()
         self._unscored: dict[int, int | None] = {}  # by epoch, its worker; None: the next one
         self._asked: dict[int, tuple[tuple[int, ...], Weights]] = {}
         self._best_weights: Weights | None = None
@@ -69,9 +68,8 @@ class Evaluations:
         if not epochs or not settled.scores:
             return ()
         self.scores = {name: value / settled.count for name, value in settled.scores.items()}
-        score = score_of(self.scores)
-        if is_better(score, self.best):
-            self.best, self._best_weights = score, weights
+        if self.best.note_score(settled.scores, settled.count):
+            self._best_weights = weights
         return epochs
 
     def take_best(self) -> Weights | None:
@@ -83,7 +81,7 @@ class Evaluations:
         """Plain values for a checkpoint."""
         return {"scores": dict(self.scores), "unscored": list(self._unscored)}
 
-    def restore(self, values: Mapping[str, Any], best: tuple[float, float]) -> None:
+    def restore(self, values: Mapping[str, Any], best: BestScore) -> None:
         """Go on from a checkpoint's `values`, before any worker has joined."""
         self.scores, self.best = dict(values["scores"]), best
         self._unscored = dict.fromkeys(values.get("unscored", ()))

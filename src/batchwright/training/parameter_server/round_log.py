@@ -211,7 +211,8 @@ class RoundLog:
         nobody can fill in their fields any more.
         """
         self._inherited = list(values["rounds"])
-        self._stretches = [(first, last) for first, last in values.get("stretches", ())]
+        end = self._end_of_file()  # lines that are gone, as with a machine, leave room for new ones
+        self._stretches = [(first, min(last, end)) for first, last in values.get("stretches", ())]
         self.rounds = [RoundRecord.model_validate_json(text) for text in self._inherited]
         self.rounds += self._read_rounds()
         missing = values.get("count", len(self.rounds)) - len(self.rounds)

@@ -30,6 +30,7 @@ from batchwright.training.parameter_server.round_log import RoundLog, round_reco
 from batchwright.training.parameter_server.rounds import RoundAssignment, SpeedEstimate
 from batchwright.training.parameter_server.transport import Transport
 from batchwright.training.recorder import Recorder
+from batchwright.training.step.epoch_totals import BestScore
 
 Answer = tuple[Round | Farewell | Stopped, Weights | None]
 """Answer to a worker that waits: a round with the merged model, or the end without one."""
@@ -309,6 +310,12 @@ class ServerCoordinator:
         with self.lock:
             return self.evaluations.take_best()
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a model that is to stay was not taken yet."""
+        with self.lock:
+            return bool(self._kept)
+
     def take_kept(self) -> KeptModel | None:
         """The oldest model that is to stay and was not taken yet; ``None`` if there is none."""
         with self.lock:
@@ -346,7 +353,7 @@ class ServerCoordinator:
                 **self.evaluations.values(),
             }
 
-    def restore(self, values: Mapping[str, Any], steps: int, best: tuple[float, float]) -> None:
+    def restore(self, values: Mapping[str, Any], steps: int, best: BestScore) -> None:
         """Go on from a checkpoint's `values`, before any worker has joined."""
         with self.lock:
             self.entries = tuple(

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from batchwright.algorithms.simulated_clock import Cluster, Events, step_times
-from batchwright.records.run_folder import KEPT
+from batchwright.records.run_folder import BEST, KEPT, LAST
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -188,7 +188,7 @@ class SimulatedRounds(Turns):
     def finish(self) -> None:
         """Write the last checkpoint and the summary, which says that the seconds are simulated."""
         self._publish()
-        self._checkpoints.save("last", self.state, 1.0)
+        self._checkpoints.save(LAST, self.state, 1.0)
         self._checkpoints.settle()
         self._recorder.finish(simulated=True, rounds=tuple(self._round_log.rounds))
 
@@ -318,9 +318,9 @@ class SimulatedRounds(Turns):
             checkpoints.settle()
             self._round_log.saved(checkpoints.save(f"{KEPT}{number}", state, 1.0))
         if self._best:
-            self._round_log.saved(checkpoints.save("best", state, 1.0))
+            self._round_log.saved(checkpoints.save(BEST, state, 1.0))
         if checkpoints.due(state.steps):
-            self._round_log.saved(checkpoints.save("last", state, 1.0))
+            self._round_log.saved(checkpoints.save(LAST, state, 1.0))
 
     def _stop_if_asked(self) -> None:
         """Write a checkpoint and stop, if a signal or the simulated deadline asks for it."""
@@ -329,7 +329,7 @@ class SimulatedRounds(Turns):
         if not (number or late):
             return
         self._publish()
-        self._checkpoints.save("last", self.state, 1.0)
+        self._checkpoints.save(LAST, self.state, 1.0)
         self._checkpoints.settle()
         where = f"at epoch {self.state.epoch + 1}, {self._now:.6g} simulated seconds"
         raise stopped(number, deadline, where)

@@ -66,6 +66,8 @@ class SimulatedAllReduce(AllReduceRun, Turns):
 
     def finish(self) -> None:
         """Write the summary, which says that the seconds are simulated."""
+        if self._checkpoints.misses(self.state.steps):
+            self._keep_steps()
         self._checkpoints.settle()
         self._recorder.finish(simulated=True)
 

@@ -140,6 +140,34 @@ class EpochMeter:
         )
 
 
+@dataclass
+class BestScore:
+    """Score of the best evaluation so far.
+
+    Attributes:
+        best_score: Highest score of an evaluation so far, as `score_of`.
+        best_loss: Its held-out loss, which decides between equal scores; infinite: none. An
+            earlier version's checkpoint has none, and its best epoch stays the best of equals.
+        loss_as_score: Whether the best score may be a loss: an earlier version took the first value
+            of a metric for its score, whatever its name, and the highest for the best.
+    """
+
+    best_score: float = -math.inf
+    best_loss: float = math.inf
+    loss_as_score: bool = False
+
+    def note_score(self, sums: Mapping[str, float], count: int) -> bool:
+        """Note an evaluation's score, as `score_of`; returns whether it is the best so far."""
+        if self.loss_as_score and next(iter(sums)) == "loss":
+            self.best_score, self.best_loss = -math.inf, math.inf
+        self.loss_as_score = False
+        score = score_of({name: value / count for name, value in sums.items()})
+        better = is_better(score, (self.best_score, self.best_loss))
+        if better:
+            self.best_score, self.best_loss = score
+        return better
+
+
 def score_of(means: Mapping[str, float]) -> tuple[float, float]:
     """An evaluation's score, and the loss that decides between equal ones.
 
