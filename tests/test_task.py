@@ -375,7 +375,13 @@ def test_training_starts_from_the_jobs_weights(tmp_path, monkeypatch, resume):
 def test_a_run_with_a_checkpoint_goes_on_without_the_file_of_its_first_weights(
     tmp_path, monkeypatch, capsys
 ):
-    job = make_job(data="digits", network="vgg8", resolutions=(8,), weights=str(tmp_path / "gone"))
+    job = make_job(
+        data="digits",
+        network="vgg8",
+        resolutions=(8,),
+        precision="float32",
+        weights=str(tmp_path / "gone"),
+    )
     plan = plan_without_profile(job, open_data(job).facts, make_network(name="vgg8"))
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(FileError, match="gone: cannot be read"):
