@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from batchwright.training.batches.randomness import (
     restore_random_states,
     seed_worker,
 )
-from batchwright.training.checkpoints import checkpoint_writer
+from batchwright.training.checkpoints import checkpoint_lookup, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
@@ -218,6 +219,53 @@ def test_a_run_goes_on_from_its_best_where_that_is_newer_than_its_last(run):
     assert same(again.values(), before)
     assert again.state.step == 3
     assert not again.state.note_score({"top1": 2.0}, 4)
+    told = "resumed at epoch 1 after 3 steps of it, from best.pt, which is newer"
+    assert again.notes() == [told]
+
+
+def test_a_newer_best_that_is_damaged_is_told_and_the_last_is_used(run, monkeypatch, capsys):
+    run.save()
+    run.train()
+    run.save("best")
+    run.keeper.settle()
+
+    def load(path, *, mapped=False):
+        if path.stem == "best" and not mapped:
+            raise FileError(f"{path} is no readable checkpoint: it is damaged")
+        return load_checkpoint(path, mapped=mapped)
+
+    monkeypatch.setattr(checkpoint_lookup, "load_checkpoint", load)
+    again = Run(run.folder)
+    assert again.keeper.restore(again.state)
+    assert again.state.step == 0
+    for said in (again.notes()[1], capsys.readouterr().err):
+        assert f"{run.path('best')} is no readable checkpoint: it is damaged; " in said
+        assert f"{run.path()} is used instead: resumed at epoch 1 after 0 steps of it" in said
+    assert again.state.note_score({"top1": 1.0}, 4)
+
+
+def test_last_and_best_are_never_both_in_memory(run, monkeypatch):
+    """Each worker of a machine reads them."""
+    run.save()
+    run.train()
+    run.save("best")
+    run.keeper.settle()
+    there = []
+
+    class Content(dict):
+        """Unlike a dict, it can be referred to weakly."""
+
+    def load(path, *, mapped=False):
+        if mapped:
+            return load_checkpoint(path, mapped=True)
+        assert [one() for one in there if one() is not None] == []
+        content = Content(load_checkpoint(path))
+        there.append(weakref.ref(content))
+        return content
+
+    monkeypatch.setattr(checkpoint_lookup, "load_checkpoint", load)
+    found = find_checkpoint(run.path().parent, run.group)
+    assert (found.path, len(there)) == (run.path("best"), 2)
 
 
 def test_a_best_that_the_run_does_not_know_is_replaced_by_the_next(run):

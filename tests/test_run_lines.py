@@ -142,8 +142,9 @@ def after(epoch, seconds=1.0):
     return EpochLine(kind="epoch", record=record, epochs=9)
 
 
-def ended(committed, learning_rate=0.1):
-    return RoundLine(kind="round", record=ROUND, learning_rate=learning_rate, committed=committed)
+def ended(committed, learning_rate=0.1, samples=100):
+    record = ROUND.model_copy(update={"samples": samples})
+    return RoundLine(kind="round", record=record, learning_rate=learning_rate, committed=committed)
 
 
 def shared(epoch, step, *sizes):
@@ -167,6 +168,7 @@ RESUMED = note("resumed")
         ([at(1, 4), at(1, 9), after(1)], [at(1, 3), at(1, 8)]),
         ([shared(1, 5, 9, 7)], [shared(1, 4, 8, 8), shared(1, 6, 9, 7)]),
         ([ended(500), ended(700)], [ended(500, 0.2), ended(900)]),
+        ([ended(400), after(1), ended(500)], [ended(600, samples=300)]),  # a larger one comes first
         ([scored(3, 0.5)], [scored(3, 0.25)]),
     ],
 )

@@ -135,6 +135,22 @@ def test_rounds_whose_lines_went_down_with_the_machine_leave_none_twice(tmp_path
     assert numbers == sorted(set(numbers))
 
 
+def test_a_run_goes_on_though_all_lines_of_an_earlier_start_are_gone(tmp_path):
+    """Else bytes from behind the end of the file would be asked for."""
+    served = begun(make_server_plan((12,), epochs=9), tmp_path)
+    served.train(0, 0, 0, 0, 0)
+    again = served.again()
+    again.come(0)
+    again.answer(0)
+    again.train(0)
+    again.keeper.save_last()
+    again.keeper.settle()
+    (tmp_path / "metrics.jsonl").write_bytes(b"")
+    third = Served(served.plan, tmp_path, resume=True)
+    assert any("6 rounds of before are not on record" in text for text in third.notes)
+    assert third.again().coordinator.progress[:2] == (6, 72)
+
+
 # ------------------------------------------------------------------- evaluations that are cut short
 
 

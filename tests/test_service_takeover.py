@@ -402,6 +402,18 @@ def test_no_checkpoint_is_brought_without_the_records_before_it(kept, waiting, b
     assert names_in(kept, waiting.id) == []
 
 
+def test_the_best_checkpoint_of_a_run_that_has_ended_is_brought_without_its_records(
+    kept, waiting, brings, tmp_path
+):
+    """Nobody goes on from it, and it is what the job was for."""
+    files, _, _ = brings
+    for name in ("metrics.jsonl", "summary.json", "checkpoints/best.pt"):
+        (tmp_path / "run" / name).write_text("{}")
+    refuse(files, "metrics.jsonl")
+    files._send_files((*artifacts._WITH_CHECKPOINT, *artifacts._AT_THE_END))
+    assert sorted(names_in(kept, waiting.id)) == ["best.pt", "summary.json"]
+
+
 def test_a_folder_that_is_further_than_the_service_is_never_replaced(
     kept, waiting, brings, tmp_path, monkeypatch
 ):

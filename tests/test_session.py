@@ -45,7 +45,7 @@ from batchwright.errors import (
 )
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.records.documents import read_record
-from batchwright.records.lines.line_files import lines_of
+from batchwright.records.lines.line_files import lines_of, lines_that_count
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.training import all_reduce_run, session, session_checks, signals
 from batchwright.training.batches.feeding import SeededItems
@@ -67,7 +67,8 @@ from batchwright.training.step import clock
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.workload.data.random_numbers import put_aside
 from batchwright.workload.muon import muon
-from samples import make_data, make_job, make_plan
+from run_lines import typed
+from samples import make_data, make_epoch, make_job, make_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -1885,6 +1886,39 @@ def test_a_run_that_has_only_its_best_of_the_last_epoch_has_a_last_after_the_res
     assert load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["epoch"] == 3
 
 
+def test_a_last_that_is_written_after_the_end_has_the_weights_and_not_their_average(
+    tmp_path, monkeypatch
+):
+    """Of a run that was killed behind its best, at the end: training may be extended from it."""
+    folder, save = tmp_path / "run", save_checkpoint
+    plan = make_tiny_plan(epochs=2).model_copy(update={"average_epochs": 1.0})
+
+    def killed(path, content, **options):
+        if path.stem == "last" and content["state"]["epoch"] == 2:
+            raise FileError("killed")
+        save(path, content, **options)
+
+    def part(**options):
+        with make_session(run_folder=folder, plan=plan, **options) as one:
+            for epoch in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                one.evaluate(Points(4), lambda _, y, e=epoch: torch.full(y.shape, 0.1 * e))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer, "save_checkpoint", killed)
+        patch.setattr(checkpoint_writer.Writer, "due", lambda _, steps: steps == 5)
+        with pytest.raises(FileError, match="killed"):
+            part()
+    part(resume=True)
+    best, last = (load_checkpoint(folder / "checkpoints" / f"{one}.pt") for one in ("best", "last"))
+    assert last["state"]["epoch"] == best["state"]["epoch"] == 2
+    for name, weights in best["model"].items():
+        assert torch.equal(last["model"][name], weights)
+        assert torch.equal(last["average"][name], best["average"][name])
+        assert not torch.equal(last["average"][name], weights)
+
+
 def test_an_epoch_whose_line_a_kill_has_taken_is_on_record_after_the_resume(tmp_path, monkeypatch):
     said = Recorder.epoch
 
@@ -1909,6 +1943,48 @@ def test_an_epoch_whose_line_a_kill_has_taken_is_on_record_after_the_resume(tmp_
     assert [one.epoch for one in told] == [0, 1, 2]
     ended = summary_in(folder).epochs
     assert [one.train_loss for one in told] == [one.train_loss for one in ended]
+
+
+class Written:
+    """Records of a run, as each of its starts writes them."""
+
+    def __init__(self, folder, content=None):
+        self.folder, self.recorder = folder, Recorder(folder, make_tiny_plan(epochs=4))
+        if content is not None:
+            self.recorder.restore(content, "resumed")
+
+    def end_epoch(self, number, seconds, *, told=True):
+        record = make_epoch(number).model_copy(update={"training_seconds": seconds})
+        self.recorder.epochs.append(record)
+        content = self.recorder.values()
+        if told:
+            self.recorder.epoch(record)
+        return content
+
+    @property
+    def epochs(self):
+        lines = lines_that_count(lines_of(self.folder))
+        found = [line.record for line in lines if line.kind == "epoch"]
+        return [(one.epoch, one.training_seconds) for one in found]
+
+
+def test_the_line_of_a_lost_epoch_stands_for_none_that_was_trained_again(tmp_path):
+    first = Written(tmp_path)
+    content = first.end_epoch(0, 1.0)
+    first.end_epoch(1, 1.0)
+    again = Written(tmp_path, content)
+    again.recorder.line(typed({"kind": "step", "epoch": 1, "step": 1}))
+    content = again.end_epoch(1, 2.0, told=False)  # killed behind its checkpoint
+    assert Written(tmp_path, content).epochs == [(0, 1.0), (1, 2.0)]
+
+
+def test_an_epoch_without_a_line_before_others_takes_none_of_these_away(tmp_path):
+    """An earlier version went on without the line that a kill had taken."""
+    first = Written(tmp_path)
+    first.end_epoch(0, 1.0)
+    first.end_epoch(1, 1.0, told=False)
+    content = first.end_epoch(2, 1.0)
+    assert Written(tmp_path, content).epochs == [(0, 1.0), (2, 1.0)]
 
 
 def test_a_line_that_a_full_disk_cuts_off_spoils_none_after_it(tmp_path, monkeypatch):

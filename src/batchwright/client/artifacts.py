@@ -401,19 +401,21 @@ class RunFiles:
 
     def _send_files(self, names: Sequence[ArtifactName]) -> None:
         """Upload the run's files in this order. They are opened in the reverse order, so that each
-        is as new as those after it, or newer, whatever replaces them meanwhile.
+        is as new as those after it, or newer, whatever replaces them meanwhile. Without the records
+        before it a checkpoint is brought only where it is the best of a run that has ended.
         """
         with ExitStack() as stack:
             files: list[tuple[ArtifactName, BinaryIO]] = []
             for name in reversed(names):
                 with suppress(FileNotFoundError):
                     files.append((name, stack.enter_context(_path(self._run, name).open("rb"))))
-            resumable = True
+            resumable, ended = True, any(name in _AT_THE_END for name, _ in files)
             for name, file in reversed(files):
                 status = os.fstat(file.fileno())
                 if self._sent.get(name) == _version_in(status):
                     continue
-                if name.endswith(".pt") and not resumable:
+                wanted = resumable or (ended and name == "best.pt")
+                if name.endswith(".pt") and not wanted:
                     continue  # whoever went on from it would lack records
                 try:
                     self._check_room(name, status.st_size)

@@ -159,6 +159,8 @@ class AllReduceRun:
         """The zero-based epochs that are left to train."""
         self._plan_switch.finish()
         self._recorder.training_begins()
+        if self._done and any(self._group.gather(self._checkpoints.misses(self.state.steps))):
+            self._keep_steps()  # gone on from `best`: before the model gets its average
         while not self._done:
             if self._batches is None:  # else an earlier loop was left in the middle of this epoch
                 self._begin_epoch()

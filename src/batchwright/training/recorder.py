@@ -19,7 +19,7 @@ from batchwright.errors import FileError
 from batchwright.prediction.accuracy.forecast import forecast, straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.documents import write_record
-from batchwright.records.lines.line_files import METRICS, line_text, lines_of
+from batchwright.records.lines.line_files import METRICS, line_text, lines_of, newest_epoch
 from batchwright.records.lines.run_lines import (
     EpochLine,
     RunLine,
@@ -81,19 +81,20 @@ class Recorder:
         self.note("the run was finished already" if done else where)
 
     def _write_missing(self) -> None:
-        """Write lines of epochs that a checkpoint knows and metrics.jsonl does not.
+        """Write lines of epochs that a checkpoint knows and metrics.jsonl does not yet have.
 
         A checkpoint may be on the disk before the line that tells how long it took, and a machine
-        that goes down may lose lines that were written before it.
+        that goes down may lose lines that were written before it. An epoch before others that are
+        there stays without a line, as an earlier version has left it: behind them, its line would
+        say that a kill has taken them.
         """
         if self.folder is None:
             return
-        lines = lines_of(self.folder, lambda: self._plan.data)
-        there = {line.record.epoch for line in lines if isinstance(line, EpochLine)}
+        newest = newest_epoch(lines_of(self.folder, lambda: self._plan.data))
         known, self.epochs = self.epochs, []
         for record in known:
             self.epochs.append(record)
-            if record.epoch not in there:
+            if record.epoch > newest:
                 self.epoch(record)
 
     @cached_property

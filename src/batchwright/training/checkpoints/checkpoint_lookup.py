@@ -41,6 +41,11 @@ class FoundCheckpoint:
     last_steps: int
     best: tuple[float, float]
 
+    @property
+    def source(self) -> str:
+        """Words behind where the run goes on, if that is not what it usually goes on from."""
+        return f", from {self.path.name}, which is newer" if self.path.stem == BEST else ""
+
     def tell_problems(self, recorder: Recorder, where: str) -> None:
         """Note, and print on worker 0, that this checkpoint stands in for an unreadable one."""
         if self.problems:
@@ -137,7 +142,19 @@ def _read_best(folder: Path, found: _Read) -> None:
         # Under a parameter server, an earlier version's has weights alone.
         whole = best.get("server") != {}
         if whole and _position(best) > _position(found.content):
-            found.path, found.content = path, load_checkpoint(path)
+            _take_best(path, found)
+
+
+def _take_best(path: Path, found: _Read) -> None:
+    """Take ``best.pt`` instead of what was found; where it is damaged, what was found again."""
+    other = found.path
+    assert other is not None  # noqa: S101 - the content was read from it
+    found.content = None  # a machine may have no room for both, in each of its workers
+    try:
+        found.path, found.content = path, load_checkpoint(path)
+    except FileError as error:
+        found.problems.append(str(error))
+        found.best, found.content = _NONE, load_checkpoint(other)
 
 
 def _position(content: dict[str, Any]) -> tuple[int, int, int, int]:

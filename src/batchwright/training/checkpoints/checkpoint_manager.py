@@ -362,6 +362,7 @@ class CheckpointManager:
         self._writer.saved_steps = found.last_steps
         self._writer.last_is_damaged = found.last_is_damaged
         where = f"resumed at epoch {state.epoch + 1} after {counted(state.step, 'step')} of it"
+        where += found.source
         if len(content["workers"]) != self._group.size:
             where += f", with {counted(self._group.size, 'worker')}"
             where += f" in place of {len(content['workers'])}"

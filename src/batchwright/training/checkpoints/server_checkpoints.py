@@ -67,8 +67,8 @@ class ServerCheckpoints:
         self.refuse_other_plan(str(found.path), content["plan"])
         state = content["state"]
         where = (
-            f"resumed after {state['epoch']} epoch(s), {state['samples_seen']} samples: rounds "
-            "that were under way are repeated, with fresh momentum"
+            f"resumed after {state['epoch']} epoch(s), {state['samples_seen']} samples"
+            f"{found.source}: rounds that were under way are repeated, with fresh momentum"
         )
         self._recorder.restore(content["run"], where)
         best = BestScore(*found.best, loss_as_score=state.get("loss_as_score", True))

@@ -212,7 +212,8 @@ class RoundLog:
         """
         self._inherited = list(values["rounds"])
         end = self._end_of_file()  # lines that are gone, as with a machine, leave room for new ones
-        self._stretches = [(first, min(last, end)) for first, last in values.get("stretches", ())]
+        known = [(first, min(last, end)) for first, last in values.get("stretches", ())]
+        self._stretches = [(first, last) for first, last in known if first < last]
         self.rounds = [RoundRecord.model_validate_json(text) for text in self._inherited]
         self.rounds += self._read_rounds()
         missing = values.get("count", len(self.rounds)) - len(self.rounds)
