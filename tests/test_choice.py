@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.choice import _share
-from batchwright.planning.candidates.objectives import pareto
+from batchwright.planning.candidates.objectives.comparisons import pareto
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.records import GradientNoise, Job

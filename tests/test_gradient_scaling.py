@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import batchwright as bw
-from batchwright.distributed.reducer import Tally, sqr_norms
+from batchwright.distributed.buckets import sqr_norms
+from batchwright.distributed.tally import Tally
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.gradient_scaling import small_parts, step_split_of
 from batchwright.planning.planner import make_plan, plan_without_profile

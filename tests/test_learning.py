@@ -20,7 +20,8 @@ from batchwright.algorithms.learning_rate import make_rule, remark_on_rate, rule
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.learnt import LearningCurve, why_unknown
-from batchwright.planning.candidates.objectives import OBJECTIVES, accurate
+from batchwright.planning.candidates.objectives import OBJECTIVES
+from batchwright.planning.candidates.objectives.comparisons import accurate
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
 from batchwright.planning.candidates.trial_choice import Arm, Question

@@ -11,16 +11,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from batchwright.distributed.buckets import sqr_norms
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import (
-    QueuedWork,
-    Reducer,
-    Tally,
-    WorkerNote,
-    buffer_bytes,
-    sqr_norms,
-    summed,
-)
+from batchwright.distributed.reducer import Reducer, buffer_bytes, summed
+from batchwright.distributed.tally import QueuedWork, Tally, WorkerNote
 from batchwright.errors import TrainingError
 
 SHARES = (11, 5)

@@ -572,7 +572,7 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
 
 def test_every_line_that_a_run_writes_is_taken_as_it_is(tmp_path, store):
     """The recorder's own lines, not a list of them."""
-    from batchwright.distributed.reducer import WorkerNote  # noqa: F401 - imports torch, as the recorder does
+    from batchwright.distributed.tally import WorkerNote  # noqa: F401 - imports torch, as the recorder does
     from batchwright.training.recorder import Recorder
 
     recorder = Recorder(tmp_path, make_plan())

@@ -279,6 +279,16 @@ def test_a_function_that_fails_is_named_with_its_error(monkeypatch: pytest.Monke
         open_data(Job(data="some_users_data:load"))
 
 
+def test_what_made_a_function_fail_is_told_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ValueError("no labels") from KeyError("label")
+
+    provide(monkeypatch, None)
+    monkeypatch.setattr(sys.modules["some_users_data"], "load", fail)
+    with pytest.raises(DataError, match=r"load failed: ValueError: no labels: KeyError: 'label'$"):
+        open_data(Job(data="some_users_data:load"))
+
+
 def test_a_function_that_is_not_there_is_named() -> None:
     with pytest.raises(JobError, match="no_such_module_at_all"):
         open_data(Job(data="no_such_module_at_all:load"))

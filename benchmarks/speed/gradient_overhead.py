@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 
 import batchwright as bw
-from batchwright.distributed.reducer import QueuedWork, Reducer, Tally, summed
+from batchwright.distributed.reducer import Reducer, summed
+from batchwright.distributed.tally import QueuedWork, Tally
 from batchwright.records import Job
 from batchwright.training import all_reduce_run
 from batchwright.training.loop import open_task

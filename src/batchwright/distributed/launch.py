@@ -68,7 +68,10 @@ def run_workers(
 
 
 class AllTogether(Supervisor):
-    """Supervises workers of which none can go on without the others; see `run_workers`."""
+    """Supervises workers of which none can go on without the others; they are not started yet.
+
+    Arguments are those of `run_workers`.
+    """
 
     def __init__(
         self,

@@ -76,7 +76,10 @@ def run_with_server(
 
 
 class WithServer(Supervisor):
-    """Supervises workers of a parameter server, each of which can go on without the others."""
+    """Supervises workers of a parameter server, each of which can go on without the others.
+
+    Neither workers nor server are started yet. Arguments are those of `run_with_server`.
+    """
 
     def __init__(
         self,

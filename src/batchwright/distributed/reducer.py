@@ -38,8 +38,6 @@ from batchwright.distributed.tally import QueuedWork, Tally, WorkerNote
 from batchwright.distributed.transports import nothing
 from batchwright.errors import TrainingError
 
-__all__ = ["QueuedWork", "Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
-
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
 _ATTEMPTS = 3  # steps in which some worker saw no backward pass, before buckets go unordered
 

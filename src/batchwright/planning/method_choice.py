@@ -13,7 +13,7 @@ from math import hypot, inf
 from pkgutil import resolve_name
 
 from batchwright.errors import JobError, PlanError
-from batchwright.planning.candidates.objectives import MIN_SAVING
+from batchwright.planning.candidates.objectives.comparisons import MIN_SAVING
 from batchwright.planning.candidates.preemptions import losses_of_plan
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.run_history import experience_of

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.learnt import ACCURACY_TAKES
-from batchwright.planning.candidates.objectives import EQUAL, by_time
+from batchwright.planning.candidates.objectives.comparisons import EQUAL, by_time
 from batchwright.planning.candidates.progress import FAR, Progress, fewest_epochs
 from batchwright.planning.candidates.table import Miss, Row, Table
 from batchwright.records import Estimate, Goal, Job

@@ -1,7 +1,8 @@
 r"""Seconds per training step against the local batch, the resolution and the number of workers.
 
-Where it was measured, each number of workers and resolution has two curves over the batch: the
-whole step S, and its computing C alone. Micro-batches exchange gradients once, in the last:
+Where it was measured, each number of workers and resolution has two curves over the batch
+(`measured_curves`): the whole step S, and its computing C alone. Micro-batches exchange gradients
+once, in the last:
 
 .. math:: t = \sum_{j < n} C(m_j) + S(m_n)
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
+from batchwright.distributed.reducer import Reducer, buffer_bytes
+from batchwright.distributed.tally import Tally
 from batchwright.errors import JobError, TrainingError
 from batchwright.probing.batches import Batch, Batches, RandomBatches
 from batchwright.probing.replays import Replays

@@ -1,8 +1,8 @@
 """A training step of the user's own, timed and weighed as it is, by the same controller as ours.
 
 The user gives nothing but a function that takes a step. Its first call shows what it trains:
-PyTorch's hooks report which modules compute and which optimizers are stepped. Their weights and
-states are restored.
+PyTorch's hooks report which modules compute and which optimizers are stepped (`step_contents`).
+Their weights and states are restored.
 
 All workers take the step at the same time, each by itself. The exchange of gradients is timed as a
 sum of equally many bytes after each step, so that no worker waits for one that runs out of memory.

@@ -165,7 +165,7 @@ class Estimate(Record):
     high: float = Field(description="Upper end, same unit.")
 
     def mapped(self, function: Callable[[float], float]) -> Estimate:
-        """A rising function of the estimate: of its value, and of both ends of its interval."""
+        """The estimate of a rising function: its value, and both ends of its interval."""
         return Estimate(
             value=function(self.value), low=function(self.low), high=function(self.high)
         )

@@ -1,7 +1,7 @@
 """Reading and writing files: a job as YAML with ``key=value`` overrides, other records as JSON.
 
 Each error is one line that names the file, the key, the value and what to try. Writing is atomic:
-the old file stays until the new one is whole.
+the old file stays until the new one is whole. Values of job keys are parsed by `text.job_values`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from batchwright.records.text.job_values import (
     TABLES,
     flattened,
     parsed_argument,
-    put,
     section_of,
+    set_key,
 )
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
 from batchwright.records.text.yaml_text import parse_yaml, yaml_of, yaml_problem
@@ -198,14 +198,14 @@ def change_job(
         if key in known:
             raise JobError(f"job key {key} is given twice{place}, nested and with a dot: keep one")
         known.add(key)
-        put(merged, key, value, place)
+        set_key(merged, key, value, place)
     given = pairs_of(
         texts_of(overrides),
         lambda text: JobError(f"{text!r} is no job key: write key=value, such as epochs=3"),
     )
     for key, raw in given.items():
         text = parsed_argument(key, raw) if section_of(key)[0] else raw
-        put(merged, key, None if raw in ("null", "~") else text, "")
+        set_key(merged, key, None if raw in ("null", "~") else text, "")
     try:
         return Job.model_validate(merged)
     except ValidationError as error:

@@ -1,4 +1,7 @@
-"""Sections of a job, the parts that have keys of their own: measuring, goal and methods."""
+"""Sections of a job, the parts that have keys of their own: measuring, goal and methods.
+
+Sections that describe a cluster are in `clusters.sections`.
+"""
 
 from __future__ import annotations
 

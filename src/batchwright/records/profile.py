@@ -1,4 +1,7 @@
-"""The profile: measurements of a workload, with the machine they were taken on."""
+"""The profile: measurements of a workload, with the machine they were taken on.
+
+The records of single measurements are in `measured`.
+"""
 
 from __future__ import annotations
 

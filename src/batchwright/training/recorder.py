@@ -14,7 +14,7 @@ from typing import Any
 
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.processes import STARTED, seconds_since_launch
-from batchwright.distributed.reducer import WorkerNote
+from batchwright.distributed.tally import WorkerNote
 from batchwright.errors import FileError
 from batchwright.prediction.accuracy.forecast import forecast, straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary

@@ -306,8 +306,11 @@ def train(
     watch, overrides = Stopwatch(), texts_of(overrides)
     if profile is not None:
         profile = record_of(profile, Profile, "train", "profile")
-    reporting: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
-    reporting["trackers"] = wanted_trackers(trackers)
+    reporting: dict[str, Any] = {
+        "report_to": report_to,
+        "follow_advice": follow_advice,
+        "trackers": wanted_trackers(trackers),
+    }
     if resume and plan is not None and run_folder and is_there(Path(run_folder, "plan.json")):
         kept = read_record(Path(run_folder) / "plan.json", Plan)
         refuse_another(record_of(plan, Plan, "train"), kept, run_folder)
@@ -406,8 +409,11 @@ def run(
     refuse_unguarded_script()
     refuse_no_path(run_folder, "run_folder")
     overrides = texts_of(overrides)
-    reporting: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
-    reporting["trackers"] = wanted_trackers(trackers)
+    reporting: dict[str, Any] = {
+        "report_to": report_to,
+        "follow_advice": follow_advice,
+        "trackers": wanted_trackers(trackers),
+    }
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
         if not is_there(Path(done.run_folder, "report.html")):  # the engine did not write it
             report(done)

@@ -80,7 +80,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def some_names(names: Iterable[object], most: int = 5) -> str:
-    """The first few of many names."""
+    """The first ``most`` of many names, and dots if there are more."""
     shown = [str(name) for name in names]
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 

@@ -333,7 +333,7 @@ def _made(
 def write_onnx(model: TrainedModel, side: int, channels: int, path: Path) -> None:
     """Write a network with its normalization as ONNX, for batches of any size.
 
-    Its images have ``side`` pixels and so many channels.
+    Its images are ``side`` pixels wide and high, and have ``channels`` channels.
 
     Raises:
         JobError: A package for ONNX is not installed.

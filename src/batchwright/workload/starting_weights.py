@@ -116,7 +116,7 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def _parts(names: Sequence[str]) -> list[str]:
-    """Patterns for parts of a network, as few as tell parameters apart: ``stem.*``, ``head.*``."""
+    """Patterns for parts of a network, as few as tell them apart: ``stem.*``, ``stages.0.*``."""
     layers = [name.split(".")[:-1] or [name] for name in names]
     found: list[str] = []
     for depth in range(1, max(map(len, layers)) + 1):

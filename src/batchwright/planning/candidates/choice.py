@@ -10,12 +10,9 @@ from math import isfinite
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
-from batchwright.planning.candidates.objectives import (
-    MIN_SAVING,
-    OBJECTIVES,
-    Objective,
-    target_seconds,
-)
+from batchwright.planning.candidates.objectives import OBJECTIVES
+from batchwright.planning.candidates.objectives.comparisons import MIN_SAVING, target_seconds
+from batchwright.planning.candidates.objectives.objective import Objective
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row, Table, in_memory
 from batchwright.planning.chosen import Chosen

@@ -76,7 +76,7 @@ def level_sizes(table: Table, chosen: Row, steps: Sequence[Row]) -> tuple[Row, .
     """Clusters, each at its best batch, that may be the smallest whose next size saves too little.
 
     Args:
-        table: Tells the errors of candidates.
+        table: Tells the errors of candidates, and which share of the time the next size must save.
         chosen: The chosen candidate.
         steps: Candidates by number of workers, one for each number.
     """

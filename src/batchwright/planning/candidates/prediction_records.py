@@ -12,7 +12,7 @@ from batchwright.planning.candidates.choice import Choice
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.local_batches import shares_by_kind
-from batchwright.planning.candidates.objectives import pareto
+from batchwright.planning.candidates.objectives.comparisons import pareto
 from batchwright.planning.candidates.progress import FAR, Progress
 from batchwright.planning.candidates.table import (
     FAR_OFF,

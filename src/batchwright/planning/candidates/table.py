@@ -60,7 +60,7 @@ class Row:
     asked: bool = False  # whether the batch is compared only because the job asks for it
     misses: tuple[Miss, ...] = ()  # limits that the candidate misses
     # Seconds of training to the target accuracy, where that is the objective
-    # (`objectives.target_seconds`); else `None`.
+    # (`comparisons.target_seconds`); else `None`.
     target_seconds: float | None = None
     # Predicted held-out accuracy at the end of the training, a share; `None` if not known.
     accuracy: float | None = None

@@ -28,8 +28,9 @@ so m is the offset of the best rate and c the weight of the rate; both belong to
 all batches and lengths. Level a, slope :math:`\beta` and critical batch are parameters of the task,
 for each optimizer; the latter two, which are positive, by their logarithms, as is c.
 
-The parameters are one vector: level, log slope and log critical batch of each optimizer, one
-optimizer after the other; then best rate and log weight of each optimizer.
+The parameters of n optimizers are one vector, (5 n,): level, log slope and log critical batch of
+each optimizer, one optimizer after the other; then best rate and log weight of each. Derivatives by
+the parameters have its shape.
 """
 
 from __future__ import annotations

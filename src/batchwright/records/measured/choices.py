@@ -1,4 +1,4 @@
-"""Measurements by which a probe chooses how steps are computed."""
+"""Measurements that decide how steps are computed: format, recomputation, compiling, graphs."""
 
 from __future__ import annotations
 

@@ -64,8 +64,14 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
-    """Set a key with dots in the nested ``values`` of a job, lists and tables parsed from text."""
+def set_key(values: dict[str, Any], key: str, value: Any, place: str) -> None:
+    """Set a key with dots in the nested ``values`` of a job, lists and tables parsed from text.
+
+    ``place`` is where it was written, for messages; empty on a command line.
+
+    Raises:
+        JobError: There is no such key, or its value cannot be parsed.
+    """
     known = job_keys(Job)
     section, argument = section_of(key)
     if section:
@@ -105,7 +111,11 @@ def section_of(key: str) -> tuple[str, str]:
 
 
 def parsed_argument(key: str, value: str) -> Any:
-    """The value of an argument of data or network, parsed as YAML."""
+    """The value of an argument of data or network, parsed as YAML.
+
+    Raises:
+        JobError: The value is no YAML, too long, or too deep.
+    """
     if not _soon_read(value):
         raise JobError(f"job key {key} = {shorten(value)}: too long or too deep a value")
     try:

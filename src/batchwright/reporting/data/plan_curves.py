@@ -251,9 +251,7 @@ def _training(plan: Plan, one: Prediction) -> Estimate:
 
 
 def _times(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(
-        value=factor * estimate.value, low=factor * estimate.low, high=factor * estimate.high
-    )
+    return estimate.mapped(lambda one: factor * one)
 
 
 def _range(estimate: Estimate) -> Range:

@@ -1,4 +1,7 @@
-"""Figures and texts of a run's summary: the common source of tables, figures and pages."""
+"""Figures and texts of a run's summary: the common source of tables, figures and pages.
+
+Where the time went is in `accounting`.
+"""
 
 from __future__ import annotations
 

@@ -278,9 +278,7 @@ def _spending(spent: Spending, clock: str = "", *, ended: bool = False) -> str:
     """Time and cost, planned, so far and expected; ``clock`` is ``simulated `` or empty."""
     money = f"cost, {CURRENCY}" if spent.priced else "worker-hours (no price was given)"
     planned = spent.planned
-    cost = planned and Estimate(
-        value=spent.cost(planned.value), low=spent.cost(planned.low), high=spent.cost(planned.high)
-    )
+    cost = planned and planned.mapped(spent.cost)
     expected = spent.expected
     rows = [
         [

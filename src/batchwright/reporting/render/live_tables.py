@@ -98,7 +98,7 @@ class LiveWorkers:
 
 
 class LiveRounds:
-    """The newest round of each worker, from lines of ``round``; the plan has a parameter server."""
+    """The newest round of each worker under a parameter server, from lines of kind ``round``."""
 
     def __init__(self, plan: Plan) -> None:
         self._large, self._samples = large_workers(plan), plan.data.train_samples

@@ -11,7 +11,7 @@ from torch import Tensor
 from batchwright.algorithms.balancer import Balancer
 from batchwright.algorithms.partition import apportion
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Tally
+from batchwright.distributed.tally import Tally
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
 from batchwright.training.batches.epoch_steps import EpochSteps, Shares

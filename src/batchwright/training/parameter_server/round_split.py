@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from batchwright.distributed.reducer import Tally
+from batchwright.distributed.tally import Tally
 from batchwright.records import Plan, Stage
 from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.epoch_steps import EpochSteps, Shares

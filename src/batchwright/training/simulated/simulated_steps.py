@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from batchwright.algorithms.simulated_clock import Cluster, step_times
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import QueuedWork, Reducer, Tally, WorkerNote, summed
+from batchwright.distributed.reducer import Reducer, summed
+from batchwright.distributed.tally import QueuedWork, Tally, WorkerNote
 from batchwright.records import WorkerTime
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.sampler import Step

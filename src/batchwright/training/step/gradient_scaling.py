@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from batchwright.algorithms.learning_rate import room_to_linear
-from batchwright.distributed.reducer import Tally
+from batchwright.distributed.tally import Tally
 from batchwright.prediction.noise_scale import NoiseState, estimate
 from batchwright.records import AgsRule, Plan
 

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import QueuedWork, Reducer, Tally, WorkerNote
+from batchwright.distributed.reducer import Reducer
+from batchwright.distributed.tally import QueuedWork, Tally, WorkerNote
 from batchwright.errors import BrokenStepError, Interrupted, NewPlan, TrainingError, one_line
 from batchwright.records import Plan
 from batchwright.records.text.problems import described

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from batchwright.distributed.reducer import QueuedWork, Tally
+from batchwright.distributed.tally import QueuedWork, Tally
 from batchwright.errors import BrokenStepError, TrainingError
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.early_batches import Early

@@ -50,7 +50,9 @@ def needs_probe(job: Job) -> bool:
 
 
 class Planner:
-    """Makes the plans of cells, and caches the facts and profiles that it needs.
+    """Makes the plans of a sweep's cells, and caches the facts and profiles that it needs.
+
+    ``keys`` are those that the sweep gives values.
 
     Attributes:
         plans: Plans by the cell's name; missing: not made yet.

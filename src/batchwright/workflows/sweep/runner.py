@@ -71,7 +71,7 @@ class Runner:
         self._running: list[_Running] = []
 
     def run(self, cells: Sequence[tuple[Cell, Plan]], stops: Callable[[], Sequence[int]]) -> None:
-        """Run cells until ``stops`` returns a stop signal.
+        """Run cells until all have ended, or until ``stops`` returns a stop signal.
 
         Of those that there is room for, the first in order starts first.
         """

@@ -1,6 +1,6 @@
 """Data sets that are read into memory as arrays: scikit-learn's digits, CIFAR-10 and CIFAR-100.
 
-Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009;
+CIFAR: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009;
 https://www.cs.toronto.edu/~kriz/cifar.html, "python version".
 """
 
@@ -136,7 +136,7 @@ def open_cifar(job: Job, place: str, progress: Progress | None, verify: bool) ->
 
 @dataclass(frozen=True)
 class Edition:
-    """One of the two data sets.
+    """CIFAR-10 or CIFAR-100.
 
     Attributes:
         title: The published name.

@@ -1,4 +1,8 @@
-"""From the job's ``data`` to images: the sources of data, and how each is opened and identified."""
+"""From the job's ``data`` to images: how each source is opened, and how its images are identified.
+
+Images in files and those that a user's own function returns are opened here, digits and CIFAR in
+`arrays`, other libraries' in `libraries`.
+"""
 
 from __future__ import annotations
 
