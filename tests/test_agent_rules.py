@@ -159,7 +159,7 @@ def test_plans_that_train_alike_are_one_choice_whatever_they_tell():
     ("change", "line"),
     [
         ({"update": "adamw"}, "update = 'adamw' instead of 'sgd'"),
-        ({"workers": 3}, "stages[0].local_batch_sizes[2] = 48 instead of None"),
+        ({"workers": 3}, "stages[0].local_batch_sizes[2] = 48 instead of nothing"),
         ({"local_batch_sizes": (47, 49)}, "stages[0].local_batch_sizes[0] = 47 instead of 48"),
         ({"goal.deadline": 60}, "job.goal.deadline = 60.0 instead of None"),
         ({"goal.memory": 2**30}, "job.goal.memory = 1073741824 instead of None"),
@@ -180,3 +180,12 @@ def test_what_was_approved_is_compared(change, line):
         rows = (row.model_copy(update={"local_batch_sizes": sizes}),)
         other = plan.model_copy(update={"stages": rows})
     assert other_choice(plan, other) == line
+
+
+def test_an_argument_that_is_none_is_another_than_one_that_is_missing():
+    """A function of the job's own may have another default."""
+    plan = make_plan()
+    other = plan.model_copy(update={"job": change_job(plan.job, {"network_args.width": None})})
+    assert other.job.network_args == {"width": None}
+    assert other_choice(plan, other) == "job.network_args.width = None instead of nothing"
+    assert other_choice(other, plan) == "job.network_args.width = nothing instead of None"

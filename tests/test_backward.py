@@ -181,7 +181,7 @@ def test_a_run_that_ends_for_want_of_memory_quotes_what_was_said_of_it():
                 for _ in one.batches():
                     one.step(fails)
 
-    line = r"memory for 1 sample\(s\) .* \(RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INIT"
+    line = r"memory for 1 sample .* \(RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INIT"
     with pytest.raises(TrainingError, match=line):
         loop()
 

@@ -27,7 +27,16 @@ from PIL import Image
 
 import batchwright as bw
 from batchwright.cli import output
-from batchwright.errors import BatchwrightError, DeadlineReached, JobError, PlanError, WorkerError
+from batchwright.client.agent import Agent
+from batchwright.errors import (
+    BatchwrightError,
+    DeadlineReached,
+    Interrupted,
+    JobError,
+    PlanError,
+    WorkerError,
+    stopped_by,
+)
 from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
@@ -659,6 +668,23 @@ def test_reporting_needs_a_finished_run(refused, place):
     assert "empty holds no summary.json: no run has finished there" in refused("report", "empty")
     (place / "summary.json").write_text("{}")
     assert "summary.json is not a valid summary" in refused("report", "summary.json")
+
+
+@pytest.mark.parametrize("words", [("predict",), ("deliver", "--out", "model")])
+def test_a_run_folder_that_is_not_there_is_named(refused, words):
+    said = refused(words[0], "nowhere", *words[1:])
+    assert said == "there is no run folder nowhere: look at its spelling"
+
+
+@pytest.mark.parametrize(("number", "word"), [(2, "Ctrl-C"), (15, "SIGTERM")])
+def test_an_agent_that_is_stopped_says_so_and_of_no_error(command, monkeypatch, number, word):
+    def work(_):
+        raise Interrupted(number, stopped_by(number))
+
+    monkeypatch.setattr(Agent, "work", work)
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_x")
+    words = ("--folder", "jobs", "--server", "http://127.0.0.1:9")
+    assert command("agent", *words) == (128 + number, "", f"stopped by {word}\n")
 
 
 def test_code_named_by_a_file_runs_only_if_the_command_line_repeats_it(refused, mine, place):

@@ -81,12 +81,12 @@ CONFLICTS = [
     ),
     (
         {"method": "dual-batch", "resolutions": [8], "dual": {"large_batches": [8, 4]}},
-        "dual.large_batches=8,4: 2 values for 1 resolution(s), 8 px: give one for each, or one for "
+        "dual.large_batches=8,4: 2 values for 1 resolution, 8 px: give one for each, or one for "
         "all",
     ),
     (
         {"method": "cyclic", "cycle": {"preset": "cifar100", "batches": [8, 4, 2]}},
-        "cycle.batches=8,4,2: 3 values for 2 resolution(s), 24,32 px: give one for each, or one "
+        "cycle.batches=8,4,2: 3 values for 2 resolutions, 24,32 px: give one for each, or one "
         "for all",
     ),
     (

@@ -382,8 +382,8 @@ def test_how_far_a_stopped_run_is_comes_from_its_processes(tmp_path, monkeypatch
     leave_report("KeyboardInterrupt: 15", 143, secondary=True)
     assert stopped_where(tmp_path) == ""
     monkeypatch.setenv("RANK", "2")
-    leave_report("stopped by SIGTERM after 3 epoch(s), 90 samples", 143, secondary=True)
-    assert stopped_where(tmp_path) == " after 3 epoch(s), 90 samples"
+    leave_report("stopped by SIGTERM after 3 epochs, 90 samples", 143, secondary=True)
+    assert stopped_where(tmp_path) == " after 3 epochs, 90 samples"
 
 
 def test_a_stop_signal_keeps_a_checkpoint_and_a_resume_goes_on(start, tmp_path):

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -655,6 +656,39 @@ def test_a_run_beside_the_data_is_begun_where_the_library_does_not_look(
         new_run_folder("data/run", job).__enter__()
 
 
+FILES = "---\nconfigs:\n- data_files:\n  - split: train\n    path: {}\n---\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "card", "refused"),
+    [
+        ({"train": "train"}, "---\nlicense: mit\n---\nPictures.", False),
+        ({"data_dir": "."}, None, True),
+        ({"data_files": "**"}, None, True),
+        ({}, FILES.format("data/train-*"), False),
+        ({}, FILES.format("'**/*.png'"), True),
+        ({}, "---\nconfigs:\n- data_dir: pictures\n---\n", True),
+        ({}, "---\nconfigs: [\n---\n", True),
+    ],
+)
+def test_data_that_are_said_to_lie_elsewhere_than_in_data_have_no_run_beside_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, str],
+    card: str | None,
+    refused: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train-00000-of-00001.parquet").touch()
+    if card is not None:
+        (tmp_path / "README.md").write_text(card, "utf-8")
+    job = Job(data="hf:.", data_args=arguments)
+    told = pytest.raises(FileError, match="lies among the images") if refused else nullcontext()
+    with told, new_run_folder("pictures/run", job):
+        pass
+
+
 @pytest.mark.parametrize("place", [".runs/1", "runs/1"])
 def test_what_a_run_writes_beside_the_data_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -999,7 +1033,7 @@ def test_data_in_googles_and_azures_stores_are_fetched_and_fetched_again_when_th
                 f"{scheme}://{missing}"
             )
         said = refused(f"{scheme}://pets/small/train/cat/a.png")
-        assert f"{scheme}://pets/small/train/cat/a.png holds 0 class folder(s)" in said
+        assert f"{scheme}://pets/small/train/cat/a.png holds 0 class folders" in said
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_a_worker_without_memory_goes_on_in_micro_batches_and_the_batch_stays(fo
 
 
 def test_one_sample_that_does_not_fit_ends_the_run_with_a_clear_line(tmp_path):
-    with pytest.raises(TrainingError, match=r"not enough memory for 1 sample\(s\) at once"):
+    with pytest.raises(TrainingError, match=r"not enough memory for 1 sample at once"):
         train(0, (BATCH,), tmp_path / "run", memory=0)
 
 

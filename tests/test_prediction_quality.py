@@ -201,7 +201,7 @@ def test_a_batch_whose_runs_missed_the_target_and_larger_ones_have_no_epochs():
     assert model.epochs(64).value == pytest.approx(9, rel=0.05)
     assert [model.epochs(batch) for batch in (128, 142, 1024)] == [None] * 3
     assert model.epochs(127) is not None
-    assert any("1 of 1 run(s) with batch 128 did not reach it in 10" in n for n in model.notes)
+    assert any("1 of 1 run with batch 128 did not reach it in 10" in n for n in model.notes)
     larger = fit_progress(None, base_batch=64, target=HALF, runs=[*runs, run_of(256, 12)])
     assert [larger.epochs(batch) is None for batch in (127, 128, 142, 512)] == [0, 1, 0, 0]
 
@@ -212,10 +212,10 @@ def test_most_of_a_batchs_runs_say_whether_it_reaches_the_target():
     assert one.epochs(64) is None
     assert one.misses_target(64)
     assert not one.misses_target(32)
-    assert any("not known, for 2 of 3 run(s) with batch 64" in note for note in one.notes)
+    assert any("not known, for 2 of 3 runs with batch 64" in note for note in one.notes)
     both = fit_progress(None, base_batch=64, target=HALF, runs=[reached, reached, missed])
     assert both.epochs(64).value == pytest.approx((9.5 + 9.5 + 10) / 3, rel=0.01)
-    assert any("1 of 3 run(s) with batch 64" in note for note in both.notes)
+    assert any("1 of 3 runs with batch 64" in note for note in both.notes)
 
 
 def test_a_run_that_missed_the_target_is_a_lower_bound_and_a_short_one_says_nothing():

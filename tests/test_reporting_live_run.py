@@ -256,6 +256,14 @@ def test_what_a_run_expects_of_its_end_is_on_its_page_in_the_words_of_the_termin
     assert happened(story).endswith(", likely 80.0 % at the end.")
 
 
+def test_what_is_not_measured_yet_is_no_measurement_that_is_missing():
+    story = a_story(foreseen_plan(), epochs=[epoch(6)])
+    (part,) = [one.content for one in run_parts(story) if one.name == "predicted"]
+    (line,) = [row for row in part.split("<tr") if ">held-out accuracy</th>" in row]
+    assert line.count("not yet") == 2
+    assert "nothing was measured" not in part
+
+
 def test_the_epoch_that_is_likely_to_reach_the_target_is_told_and_drawn():
     plan = foreseen_plan(job=make_job(goal={"accuracy": 0.95}))
     story = a_story(plan, epochs=[epoch(7, **foretold(epoch_number=12))])

@@ -239,7 +239,7 @@ def test_a_batch_whose_runs_missed_the_target_is_not_planned_for_it():
     plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=runs)
     assert plan.stages[0].global_batch_size < 128
     why = reason(plan, "global batch").why
-    assert "1 of 1 run(s) with batch 128 did not reach it in 10 epochs" in why
+    assert "1 of 1 run with batch 128 did not reach it in 10 epochs" in why
     one = [run_of("sgd", 8, accuracy) for accuracy in (0.9, 0.8, 0.8)]
     plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=one)
     assert "No batch within the limits is known to reach" in reason(plan, "global batch").why

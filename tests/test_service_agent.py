@@ -956,7 +956,7 @@ def test_folders_of_former_jobs_are_removed_once_they_were_too_old_twice(
     then = time.time() - 3 * 86400
 
     def age():
-        for folder in (former, by_hand, link):
+        for folder in (former / "run", former, by_hand, link):
             os.utime(folder, (then, then), follow_symlinks=False)
 
     age()
@@ -972,6 +972,28 @@ def test_folders_of_former_jobs_are_removed_once_they_were_too_old_twice(
     assert all(path.exists() for path in (done, by_hand, elsewhere, link))
     Here(service, tmp_path / "one").agent._old_folders.remove()  # without the option: never
     assert done.exists()
+
+
+def test_a_folder_that_an_agent_was_killed_in_at_work_is_not_old(tmp_path, monkeypatch):
+    """Nothing noted that work, but the files of its run are new. A link is left alone."""
+    monkeypatch.setattr(old_folders, "LOOK_SECONDS", 0.0)
+    told, link = [], tmp_path / str(uuid.uuid4())
+    folder = tmp_path / str(uuid.uuid4())
+    checkpoint = folder / "run" / "checkpoints" / "last.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    link.symlink_to(tmp_path)
+    then = time.time() - 3 * 86400
+    for place in (checkpoint.parent, folder / "run", folder, link):
+        os.utime(place, (then, then), follow_symlinks=False)
+    old = old_folders.OldFolders(tmp_path, 2, told.append)
+    for _ in range(3):
+        old.remove()
+    assert checkpoint.exists()
+    os.utime(checkpoint, (then, then))
+    for _ in range(3):
+        old.remove()
+    assert told == [f"removed {folder}: no work on it for 2 days"]
 
 
 def test_a_folder_is_known_again_and_its_copy_is_another(tmp_path):

@@ -287,7 +287,7 @@ def test_statistics_of_a_single_sample_are_not_taken():
 
     with (
         pytest.warns(UserWarning, match="goes on with 2"),
-        pytest.raises(TrainingError, match=r"not enough memory to evaluate 2 sample\(s\)"),
+        pytest.raises(TrainingError, match=r"not enough memory to evaluate 2 samples"),
         taken_anew(make_network(), batches_of(1, 4), Alone(), forward=none),
     ):
         pass

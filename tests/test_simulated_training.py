@@ -319,7 +319,7 @@ def test_where_not_even_the_smallest_micro_batch_fits_it_says_so(tmp_path):
         raise torch.OutOfMemoryError("the test allows none")
 
     task = replace(make_task(), loss=loss)
-    with pytest.raises(TrainingError, match=r"virtual/0 has not enough memory for 2 sample\(s\)"):
+    with pytest.raises(TrainingError, match=r"virtual/0 has not enough memory for 2 samples"):
         train_task(make_virtual_plan((8, 8), consistency="bsp"), task, CPU, tmp_path, resume=False)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from batchwright.cli.options import FollowAdvice, JobWords, JsonFlag
 from batchwright.cli.output import amount, job_and_file
-from batchwright.errors import ArgumentError, BatchwrightError
+from batchwright.errors import ArgumentError, BatchwrightError, Interrupted
 
 TokenFile = Annotated[
     Path | None,
@@ -277,16 +277,20 @@ def agent(
         raise BatchwrightError(f"--{option} {shorten(wrong['input'])}: {problem}") from None
     url, token = _url_and_token(server, token_file)
     with Service(url, token, answer_seconds=10.0) as service:
-        Agent(
-            service,
-            token,
-            folder,
-            introduction,
-            limits=limits,
-            follow_advice=follow_advice,
-            retention_days=retention,
-            tell=_tell,
-        ).work()
+        try:
+            Agent(
+                service,
+                token,
+                folder,
+                introduction,
+                limits=limits,
+                follow_advice=follow_advice,
+                retention_days=retention,
+                tell=_tell,
+            ).work()
+        except Interrupted as stop:  # no error: so every agent ends
+            _tell(str(stop))
+            raise typer.Exit(stop.exit_code) from None
 
 
 def _url_and_token(server: str, token_file: Path | None) -> tuple[str, str]:

@@ -15,11 +15,11 @@ DAY = 86400.0
 
 
 class OldFolders:
-    """The folders of former jobs. A folder's age counts from when its entries last changed, or from
-    the last work on the job (`note`).
+    """The folders of former jobs. A folder's age counts from when anything in it last changed, or
+    from the last work on the job (`note`).
 
     A folder is removed only if it was too old at two looks: a clock that is ahead for a while, as
-    after the start of some machines, removes nothing.
+    after the start of some machines, removes nothing. Links to folders elsewhere stay.
 
     Args:
         jobs: Folder with a folder for each job, named by the job's identifier.
@@ -45,7 +45,7 @@ class OldFolders:
         before = time.time() - self._days * DAY
         old = set[Path]()
         with suppress(OSError):  # a network disk may be away
-            old = {one for one in self._jobs.iterdir() if _is_job(one) and _time(one) < before}
+            old = {one for one in self._jobs.iterdir() if _is_job(one) and _is_older(one, before)}
         for path in sorted(old & self._old):
             try:
                 shutil.rmtree(path)
@@ -56,14 +56,29 @@ class OldFolders:
 
 
 def _is_job(path: Path) -> bool:
-    """Whether a path has the name of a job's folder; what else lies there is not the agent's."""
+    """Whether a path is a folder with the name of a job's; what else lies there is not the agent's,
+    or was put elsewhere by somebody who wants it.
+    """
     with suppress(ValueError):
-        return path.name == str(uuid.UUID(path.name))
+        return path.name == str(uuid.UUID(path.name)) and path.is_dir() and not path.is_symlink()
     return False
 
 
-def _time(path: Path) -> float:
-    """When a folder last changed, in Unix time; the far future where it is gone meanwhile."""
+def _is_older(folder: Path, before: float) -> bool:
+    """Whether a folder and all that is in it have not changed since ``before``, in Unix time; not
+    where something in it cannot be looked at.
+
+    An agent that was killed at work has not noted that it worked, but checkpoints and logs tell.
+    """
     with suppress(OSError):
-        return path.lstat().st_mtime
-    return float("inf")
+        if folder.lstat().st_mtime >= before:
+            return False
+        for place, below, names in os.walk(folder, onerror=_raise):
+            if any(os.lstat(Path(place, name)).st_mtime >= before for name in (*below, *names)):
+                return False
+        return True
+    return False
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -37,6 +37,7 @@ from batchwright.distributed.group import Group, naming_the_lost
 from batchwright.distributed.tally import QueuedWork, Tally, WorkerNote
 from batchwright.distributed.transports import nothing
 from batchwright.errors import TrainingError
+from batchwright.records.text.formatting import counted
 
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
 _ATTEMPTS = 3  # steps in which some worker saw no backward pass, before buckets go unordered
@@ -122,7 +123,7 @@ class Reducer:
         added = unfrozen - self._trained  # the others were trained before a resume
         if added and (self._parts or self._next):
             raise RuntimeError(
-                f"{len(added)} parameter(s) were unfrozen between the micro-batches of a step: "
+                f"{counted(len(added), 'parameter')} unfrozen between the micro-batches of a step: "
                 "unfreeze layers between epochs, before session.batches()"
             )
         self._watched |= unfrozen

@@ -51,7 +51,7 @@ def estimate(
         ValueError: There are fewer than 2 parts.
     """
     if parts < 2:
-        raise ValueError(f"{parts} part(s): telling noise from signal takes at least 2")
+        raise ValueError(f"parts={parts}: telling noise from signal takes at least 2")
     trace = (weighted_sqr_norm - sqr_norm) * batch / (parts - 1)
     return trace, (parts * sqr_norm - weighted_sqr_norm) / (parts - 1)
 

@@ -264,6 +264,16 @@ _TOLD: Any = {
 """What is not compared, as ``exclude`` of `model_dump`."""
 
 
+class _Nothing:
+    """Stands where one of two compared values has no such part, which differs from `None` there."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+
+
 def other_choice(made: Plan, given: Plan) -> str:
     """How two plans differ in what is trained, and until when: in all that is not merely told
     (`plan_fields.TOLD`).
@@ -289,9 +299,10 @@ def _differences(made: Any, given: Any, place: str) -> Iterator[tuple[str, Any, 
     """Differences between two nested values: (place, expected, actual)."""
     if isinstance(made, Mapping) and isinstance(given, Mapping):
         for key in {**made, **given}:  # in the order of the fields
-            yield from _differences(made.get(key), given.get(key), f"{place}.{key}".lstrip("."))
+            one, other = made.get(key, _NOTHING), given.get(key, _NOTHING)
+            yield from _differences(one, other, f"{place}.{key}".lstrip("."))
     elif isinstance(made, tuple | list) and isinstance(given, tuple | list):
-        for number, (one, other) in enumerate(zip_longest(made, given)):
+        for number, (one, other) in enumerate(zip_longest(made, given, fillvalue=_NOTHING)):
             yield from _differences(one, other, f"{place}[{number}]")
     elif isinstance(made, float) and isinstance(given, float):
         if not isclose(made, given, rel_tol=1e-6):

@@ -15,6 +15,7 @@ from batchwright.records.base import html_table
 from batchwright.records.job_fields import ALL_BUT_HEAD, JobFields
 from batchwright.records.registries.data_sources import secret_in, source_of
 from batchwright.records.registries.methods import METHODS
+from batchwright.records.text.formatting import counted
 from batchwright.records.text.job_keys import job_keys, job_problem
 
 PASS_KEYS = ("activation_checkpointing", "compile", "cuda_graphs")
@@ -170,8 +171,9 @@ def _resolutions(job: JobFields) -> Iterator[str]:
         values = attrgetter(key)(job)
         if isinstance(values, tuple) and len(values) not in (1, len(sides)):
             yield (
-                f"{key}={','.join(map(str, values))}: {len(values)} values for {len(sides)} "
-                f"resolution(s), {','.join(map(str, sides))} px: give one for each, or one for all"
+                f"{key}={','.join(map(str, values))}: {len(values)} values for "
+                f"{counted(len(sides), 'resolution')}, {','.join(map(str, sides))} px: give one "
+                "for each, or one for all"
             )
     batches = job.cycle.batches
     asked = method.takes("cycle.batches") and batches != "auto"

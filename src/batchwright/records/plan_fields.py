@@ -533,8 +533,9 @@ TOLD_OF_A_ROW = (
     *("fixed_samples", "sample_seconds", "step_seconds"),
     *("predicted_epoch_seconds", "predicted_bytes"),
 )
-"""Fields of a plan, and of its rows, that are predictions, measured times or reasons: they change
-no step of a training. Nobody approves them, and another version may predict otherwise, or more."""
+"""Fields of a plan, and of its rows, that are predictions, measured times or reasons. Nobody
+approves them, and another version may predict otherwise, or more. No rule of a training depends on
+them, but times do: a virtual cluster's clock, and what divides batches anew, begin with them."""
 
 
 def _alike(one: Stage, other: Stage) -> bool:

@@ -136,7 +136,7 @@ def _refuse_among_data(folder: Path, job: Job) -> None:
         root = Path(os.path.realpath(Path(place).expanduser()))
     except RuntimeError:  # ~NAME of a user who is gone: opening the data refuses it
         return
-    if root in target.parents and resolve_name(source.takes_in)(root, target):
+    if root in target.parents and resolve_name(source.takes_in)(root, target, job):
         raise FileError(
             f"{folder} lies among the images of data={job.data}, where its figures would be taken "
             "for images: name a folder elsewhere with --out, such as --out ../run, or one that the "

@@ -12,6 +12,7 @@ import time
 from typing import NamedTuple
 
 from batchwright.errors import BatchwrightError, not_installed
+from batchwright.records.text.formatting import counted
 
 MIN_SHARED_MEMORY = 64 * 2**20  # bytes; loader processes pass batches through it
 _PACKAGES = ("numpy", "scipy", "pydantic", "pillow", "scikit-learn", "matplotlib")
@@ -46,7 +47,7 @@ def examine(version: str) -> list[Finding]:
     cores = usable_cores()
     few = ""
     if device.type == "cpu" and cores < workers:
-        few = f"{workers} workers on {cores} core(s) take turns: set workers={cores}"
+        few = f"{workers} workers on {counted(cores, 'core')} take turns: set workers={cores}"
     half = half_of(device)
     faster = f"{half} where it is faster, else " if half else ""
     return [

@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 from batchwright.records import RunSummary
 from batchwright.records.job_fields import Scaling
+from batchwright.records.text.formatting import counted
 
 _MIN_SCATTER = 0.005  # least standard deviation of a held-out accuracy, a share
 
@@ -111,13 +112,14 @@ def outcomes_of(runs: Sequence[Run]) -> Outcomes:
     barred = _barred_from(kept, failed)
     notes = []
     for batch, lengths in missed.items():
+        ended = len(lengths) + len(reached.get(batch, ()))
         means = "counted as if it just had, so it may take more"
         if batch in failed:
             larger = " and larger ones are" if batch >= barred else " is"
             means = f"that batch{larger} ranked as never reaching it"
         notes.append(
-            f"{len(lengths)} of {len(lengths) + len(reached.get(batch, ()))} run(s) with batch "
-            f"{batch} did not reach it in {max(lengths):g} epochs: {means}"
+            f"{len(lengths)} of {counted(ended, 'run')} with batch {batch} did not reach it in "
+            f"{max(lengths):g} epochs: {means}"
         )
     return Outcomes(kept, dict(missed), failed, "; ".join(notes))
 

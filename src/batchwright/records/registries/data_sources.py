@@ -31,8 +31,8 @@ class DataSource:
         held_out_files: Import string of a function (job, place) -> paths of its held-out images, in
             order; empty: they are not files.
         keeps_size: Whether images are stored in their own size, whatever the resolutions.
-        takes_in: Import string of a function (root, folder) -> whether what is written into a new
-            folder below the data's own, ``root``, would be taken for data; empty: it never is.
+        takes_in: Import string of a function (root, folder, job) -> whether what is written into a
+            new folder below the data's own, ``root``, would be taken for data; empty: never.
     """
 
     name: str

@@ -243,7 +243,9 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
     return found
 
 
-def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[list[str]]:
+def compared_rows(
+    summary: RunSummary, *, naming_epoch: bool = False, running: bool = False
+) -> list[list[str]]:
     """Seconds per epoch, accuracy and loss if predicted, and memory if measured, as table rows.
 
     The first row is the head. For a simulated cluster the column of errors is left out, since its
@@ -252,6 +254,7 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
     Args:
         summary: The run's summary.
         naming_epoch: Name the epoch of accuracy and loss also if it is the plan's last one.
+        running: The run goes on, so what was not measured may still be.
     """
     plan, measured = summary.plan, measured_word(summary)
     several = len(plan.stages) > 1
@@ -266,6 +269,8 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
     ) -> list[str]:
         # Accuracy and loss are those of the whole training.
         stage = f", stage {stage_word(plan, one.stage)}" if several and not whole else ""
+        if one.measured is None and running:
+            return [word + stage, shown, "not yet", "not yet"]
         found = f"not {measured}" if one.measured is None else value(one.measured)
         return [
             word + stage,

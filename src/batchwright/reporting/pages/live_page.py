@@ -239,7 +239,7 @@ def _predicted(story: RunStory) -> str:
             return f"{note}<p>The plan holds no prediction. {done}</p>"
         value = markup.safe(number(words.predicted.value))
         return f"{note}<p>Predicted: {value} s an epoch. {done}</p>"
-    return note + predicted_part(story.so_far, story.now)
+    return note + predicted_part(story.so_far, story.now, running=not story.ended)
 
 
 def _accuracy(story: RunStory) -> str:

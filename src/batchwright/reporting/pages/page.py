@@ -194,13 +194,15 @@ def _reason(reason: Reason) -> str:
     return f"<li><details><summary>{line}</summary>{more}</details></li>"
 
 
-def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
+def predicted_part(
+    summary: RunSummary, now: EpochNow | None = None, *, running: bool = False
+) -> str:
     """Seconds per epoch and peak memory, predicted and measured, and the effect of a refit.
 
-    The epoch in progress, ``now``, is drawn, too.
+    The epoch in progress, ``now``, is drawn, too. Of a ``running`` one all may still be measured.
     """
     charts = markup.pair(_epochs_chart(summary, now), _candidates_chart(summary))
-    head, *rows = compared_rows(summary)
+    head, *rows = compared_rows(summary, running=running)
     caption = f"Predicted and {measured_word(summary)}"
     more = markup.left_out(rows, _MAX_ROWS)
     table = markup.table(caption + more, head, spread(rows, _MAX_ROWS), cards=True)

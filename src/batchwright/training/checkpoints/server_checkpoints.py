@@ -12,6 +12,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import FileError, PlanError
 from batchwright.records import Plan
 from batchwright.records.run_folder import BEST, KEPT, LAST
+from batchwright.records.text.formatting import counted
 from batchwright.training.checkpoints.checkpoint import about_network
 from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import folder_problem
@@ -67,7 +68,7 @@ class ServerCheckpoints:
         self.refuse_other_plan(str(found.path), content["plan"])
         state = content["state"]
         where = (
-            f"resumed after {state['epoch']} epoch(s), {state['samples_seen']} samples"
+            f"resumed after {counted(state['epoch'], 'epoch')}, {state['samples_seen']} samples"
             f"{found.source}: rounds that were under way are repeated, with fresh momentum"
         )
         self._recorder.restore(content["run"], where)

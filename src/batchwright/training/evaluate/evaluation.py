@@ -16,6 +16,7 @@ from batchwright.algorithms.partition import apportion
 from batchwright.distributed.group import Group
 from batchwright.errors import DataError, TrainingError
 from batchwright.records import Plan
+from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import described
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.sampler import Step
@@ -188,10 +189,9 @@ def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1, cause:
     """
     if failed < 2 * least:
         raise TrainingError(
-            f"{group.places[group.rank]} has not enough memory to evaluate {failed} sample(s) at "
-            "once: take a smaller network or resolution, or free memory"
-            + f" ({cause})"
-            * bool(cause)
+            f"{group.places[group.rank]} has not enough memory to evaluate "
+            f"{counted(failed, 'sample')} at once: take a smaller network or resolution, or free "
+            "memory" + f" ({cause})" * bool(cause)
         )
     fitting.most = failed // 2
     release_memory(group.device)

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from batchwright.distributed.processes import worker_main
 from batchwright.errors import BatchwrightError
 from batchwright.records import Plan
+from batchwright.records.text.formatting import counted
 from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoints
 from batchwright.training.parameter_server.messages import (
     Beat,
@@ -167,7 +168,7 @@ class ServerProcess:
         self._coordinator.stop(number)
         epochs, samples, _ = self._coordinator.progress
         most = self._plan.job.goal.deadline
-        stop = stopped(number, most, f"after {epochs} epoch(s), {samples} samples")
+        stop = stopped(number, most, f"after {counted(epochs, 'epoch')}, {samples} samples")
         self._checkpoints.finish()
         self._dismiss(Stopped(number, str(stop)))
         raise stop

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.records import Plan, Stage
+from batchwright.records.text.formatting import counted
 
 
 class Rates:
@@ -55,9 +56,9 @@ class Rates:
         groups, before = len(self._optimizer.param_groups), len(self._first)
         if groups != before:
             raise RuntimeError(
-                f"the optimizer has {groups} parameter group(s) and had {before} when the session "
-                "was made: give it all groups before, those of layers to be unfrozen later too; "
-                "frozen ones just have no gradient"
+                f"the optimizer has {counted(groups, 'parameter group')} and had {before} when the "
+                "session was made: give it all groups before, those of layers to be unfrozen later "
+                "too; frozen ones just have no gradient"
             )
         if not self.own:
             rule = self._plan.learning_rate

@@ -27,6 +27,7 @@ from batchwright.distributed.reducer import Reducer
 from batchwright.distributed.tally import QueuedWork, Tally, WorkerNote
 from batchwright.errors import BrokenStepError, Interrupted, NewPlan, TrainingError, one_line
 from batchwright.records import Plan
+from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import described
 from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.sampler import Step
@@ -475,9 +476,9 @@ class Stepper:
                 self._graphs.give_up("memory ran out")
             if samples < 2 * self._division.least:
                 raise TrainingError(
-                    f"{self._group.places[self._group.rank]} has not enough memory for {samples} "
-                    "sample(s) at once: take a smaller network or resolution, or free memory "
-                    f"({shortage})"
+                    f"{self._group.places[self._group.rank]} has not enough memory for "
+                    f"{counted(samples, 'sample')} at once: take a smaller network or resolution, "
+                    f"or free memory ({shortage})"
                 )
             micro_batch = samples // 2
         requests = self._requests()

@@ -51,6 +51,8 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
             f'checkpoint={checkpoint!r}: give "best", "last", or "{KEPT}10" for one that '
             "checkpoint_epochs has kept"
         )
+    if str(run) != "-" and not is_there(Path(run)):
+        raise FileError(f"there is no run folder {run}: look at its spelling")
     summary = read_summary(run)
     from batchwright.training.checkpoints.checkpoint import load_checkpoint
     from batchwright.workload.starting_weights import built_side, trained_weights

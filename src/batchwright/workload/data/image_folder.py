@@ -12,6 +12,7 @@ from pathlib import Path
 from batchwright.errors import DataError
 from batchwright.records import Job
 from batchwright.records.registries.data_sources import DRAWN
+from batchwright.records.text.formatting import counted
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.workload.data.decoding import SUFFIXES
 from batchwright.workload.data.image_files import FolderFiles
@@ -61,11 +62,12 @@ def held_out_files(job: Job, place: str) -> list[str]:
     return [str(listing.root / file.name) for file in listing.files["val"]]
 
 
-def takes_in(root: Path, folder: Path) -> bool:
+def takes_in(root: Path, folder: Path, job: Job) -> bool:
     """Whether images in a new folder below ``root`` would be those of ``data=imagefolder:ROOT``.
 
     Where the class folders are not in parts, any new folder would itself be a class.
     """
+    del job
     below = folder.relative_to(root).parts
     if any(name.startswith(".") for name in below):
         return False
@@ -201,7 +203,7 @@ class _Folder:
             if part and not names and len(self._folders("")) > 1:
                 hint = f"; if {part}/ is itself a class, call its folder something else"
             raise DataError(
-                f"{folder} holds {len(names)} class folder(s) and needs two or more: "
+                f"{folder} holds {counted(len(names), 'class folder')} and needs two or more: "
                 f"put the images of each class in a folder named for it{hint}"
             )
         for name in names:

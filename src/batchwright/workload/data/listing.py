@@ -22,6 +22,7 @@ import numpy as np
 from batchwright.errors import DataError
 from batchwright.records import DataFacts, Job
 from batchwright.records.registries.data_sources import DRAWN
+from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.workload.data.decoding import (
@@ -393,7 +394,8 @@ def _go_through(
     beginnings: dict[Part, bytearray] = {part: bytearray() for part in PARTS}
     skipped = 0
     if listing.outside:
-        _logger.warning("%d link(s) out of %s were not followed", listing.outside, listing.root)
+        links = counted(listing.outside, "link")
+        _logger.warning("%s out of %s not followed", links, listing.root)
     if listing.unlabelled:
         _logger.warning(
             "%s is left out: its images have no labels", listing.root / listing.unlabelled
@@ -402,8 +404,9 @@ def _go_through(
         most = sorted(listing.others.items(), key=lambda one: (-one[1], one[0]))
         kinds = [f"{count} {suffix or 'without ending'}" for suffix, count in most]
         _logger.warning(
-            "%d file(s) of %s are left out, as they do not end like images: %s",
-            sum(listing.others.values()), listing.root, printable(some_names(kinds)),
+            "%s of %s left out, as images do not end so: %s",
+            counted(sum(listing.others.values()), "file"), listing.root,
+            printable(some_names(kinds)),
         )  # fmt: skip
 
     def attempt(task: tuple[Part, ImageFile]) -> _Read | UnreadableImageError:
@@ -444,8 +447,8 @@ def _go_through(
     trained, held_out = (np.frombuffer(beginnings[part], "<u8") for part in PARTS)
     if repeated := int(np.isin(held_out, trained).sum()):
         _logger.warning(
-            "%d held-out image(s) of %s have the bytes of a training image: the accuracy will be "
-            "higher than on new images", repeated, listing.root,
+            "%s of %s with the bytes of a training image: the accuracy will be higher than on "
+            "new images", counted(repeated, "held-out image"), listing.root,
         )  # fmt: skip
     return DataFacts(
         name=listing.kind,
