@@ -69,7 +69,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace():
 
 
 def test_one_part_cannot_tell_noise_from_signal():
-    with pytest.raises(ValueError, match="1 part"):
+    with pytest.raises(ValueError, match="parts=1"):
         estimate(1.0, 1.0, parts=1, batch=8)
 
 

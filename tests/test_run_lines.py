@@ -15,13 +15,8 @@ from batchwright.errors import FileError
 from batchwright.records import EpochRecord, RoundRecord
 from batchwright.records.documents import write_record
 from batchwright.records.lines.flat_lines import completed, flat_values, from_flat
-from batchwright.records.lines.line_files import (
-    line_text,
-    lines_of,
-    lines_that_count,
-    read_line,
-    sound_line,
-)
+from batchwright.records.lines.line_files import line_text, lines_of, read_line, sound_line
+from batchwright.records.lines.lost_lines import lines_that_count
 from batchwright.records.lines.run_lines import (
     LONGEST_NOTE,
     EpochLine,

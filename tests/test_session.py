@@ -45,7 +45,8 @@ from batchwright.errors import (
 )
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.records.documents import read_record
-from batchwright.records.lines.line_files import lines_of, lines_that_count
+from batchwright.records.lines.line_files import lines_of
+from batchwright.records.lines.lost_lines import lines_that_count
 from batchwright.storage.locks import LOCK_FILE
 from batchwright.training import all_reduce_run, session, session_checks, signals
 from batchwright.training.batches.feeding import SeededItems

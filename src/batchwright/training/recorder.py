@@ -19,7 +19,8 @@ from batchwright.errors import FileError
 from batchwright.prediction.accuracy.forecast import forecast, straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.documents import write_record
-from batchwright.records.lines.line_files import METRICS, line_text, lines_of, newest_epoch
+from batchwright.records.lines.line_files import METRICS, line_text, lines_of
+from batchwright.records.lines.lost_lines import newest_epoch
 from batchwright.records.lines.run_lines import (
     EpochLine,
     RunLine,

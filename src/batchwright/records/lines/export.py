@@ -11,7 +11,8 @@ from typing import Any
 from batchwright.errors import FileError
 from batchwright.records.documents import refuse_no_path, write_text
 from batchwright.records.lines.flat_lines import flat_values
-from batchwright.records.lines.line_files import METRICS, lines_of, lines_that_count
+from batchwright.records.lines.line_files import METRICS, lines_of
+from batchwright.records.lines.lost_lines import lines_that_count
 from batchwright.storage.files import is_there
 
 

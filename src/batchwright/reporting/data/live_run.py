@@ -11,7 +11,7 @@ from typing import Self
 
 from batchwright.records import EpochRecord, Plan, Profile, RoundRecord, RunSummary, WorkerTime
 from batchwright.records.lines.flat_lines import completed, places_of
-from batchwright.records.lines.line_files import lines_that_count
+from batchwright.records.lines.lost_lines import lines_that_count
 from batchwright.records.lines.run_lines import (
     EpochLine,
     NoteLine,

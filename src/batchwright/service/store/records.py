@@ -21,7 +21,8 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, delete, select, union_all, update
 
 from batchwright.records import DataFacts, EpochRecord
-from batchwright.records.lines.line_files import line_text, lines_that_count, read_line
+from batchwright.records.lines.line_files import line_text, read_line
+from batchwright.records.lines.lost_lines import lines_that_count
 from batchwright.records.lines.run_lines import EpochLine, EvaluationLine, RunLine, note
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.database.tables import NOT_DELETED, records, runs
