@@ -11,7 +11,7 @@ from contextlib import contextmanager
 _LONGEST = 5000  # characters of a message: the names of all job keys are 2,000
 _KEPT = 500  # characters of a longer one that are kept at its beginning, and at its end
 _SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-_NO_THREAD = "can't start new thread"  # what Python says where the system starts no more of them
+NO_THREAD = "can't start new thread"  # what Python says where the system starts no more of them
 
 
 def both_ends(text: str, longest: int) -> str:
@@ -46,7 +46,7 @@ def shortage(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.errno in _SHORT:
         return error.strerror or ""
-    return _NO_THREAD if isinstance(error, RuntimeError) and str(error) == _NO_THREAD else ""
+    return NO_THREAD if isinstance(error, RuntimeError) and str(error) == NO_THREAD else ""
 
 
 def not_installed(package: str, extra: str = "") -> str:

@@ -35,6 +35,7 @@ from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.processes import VERB_PARENT
 from batchwright.errors import (
+    NO_THREAD,
     BatchwrightError,
     FileError,
     JobError,
@@ -72,7 +73,7 @@ LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60
 LEAST_FREE = 2**20  # bytes; a disk with less is full
 _MAX_ERROR = 2000  # characters of an error
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-_NO_PROCESS = (os.strerror(errno.EAGAIN), "can't start new thread")
+_NO_PROCESS = (os.strerror(errno.EAGAIN), NO_THREAD)
 
 
 class VerbFailed(BatchwrightError):  # noqa: N818 - the job failed, and not the agent

@@ -450,10 +450,8 @@ def _fit_resident(
     weight, scatter = RESIDENT_SLOPE_ERROR**-2, (RESIDENT_ERROR * size) ** 2
     seen = sum((x - peak) ** 2 for x, _ in known) / scatter
     across = sum((x - peak) * (y - size) for x, y in known) / scatter
-    slope, slope_error = (
-        (across + weight * RESIDENT_SLOPE) / (seen + weight),
-        (seen + weight) ** -0.5,
-    )
+    slope = (across + weight * RESIDENT_SLOPE) / (seen + weight)
+    slope_error = (seen + weight) ** -0.5
     error = sqrt(scatter / len(known))
     if lowest:
         size, away = min((y + slope * (peak - x), x - peak) for x, y in known)
