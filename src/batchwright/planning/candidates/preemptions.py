@@ -148,6 +148,13 @@ def losses_of_plan(plan: Plan) -> Losses:
     return losses_of(plan.job, plan.network, sum(often))
 
 
+def settled_checkpoints(job: Job, losses: Losses) -> dict[str, float]:
+    """The interval between checkpoints, where workers are taken away and the job leaves it open."""
+    if losses.mean == inf or job.checkpoint_seconds != "auto":
+        return {}
+    return {"checkpoint_seconds": losses.interval}
+
+
 @dataclass(frozen=True)
 class Offer:
     """One way to pay for some workers."""
