@@ -155,9 +155,11 @@ def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     accurate = None
     if not kinds.isdisjoint(_HALF):  # whose norms would be rounded, and soon infinite
         accurate = max(torch.float32, *kinds, key=lambda dtype: dtype.itemsize)
+    if any(tensor.is_sparse for tensor in tensors):  # from PyTorch 2.14 on they have a norm
+        _refuse_sparse(tensors)
     try:
         return torch._foreach_norm(list(tensors), dtype=accurate)
-    except RuntimeError:
+    except RuntimeError:  # another layout
         _refuse_sparse(tensors)
         raise
 
