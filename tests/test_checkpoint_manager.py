@@ -26,6 +26,7 @@ from torch import nn
 from batchwright.distributed.group import Group
 from batchwright.distributed.processes import STARTED, STARTED_AGAIN
 from batchwright.errors import FileError, PlanError
+from batchwright.records.run_folder import has_checkpoint
 from batchwright.reporting.data.accounting import accounting
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.randomness import (
@@ -219,7 +220,7 @@ def test_a_run_goes_on_from_its_best_where_that_is_newer_than_its_last(run):
     assert same(again.values(), before)
     assert again.state.step == 3
     assert not again.state.note_score({"top1": 2.0}, 4)
-    told = "resumed at epoch 1 after 3 steps of it, from best.pt, which is newer"
+    told = "resumed at epoch 1 after 3 steps of it, from best.pt, the newest"
     assert again.notes() == [told]
 
 
@@ -537,12 +538,66 @@ def test_lost_checkpoints_are_not_a_run_that_had_none_yet(saved):
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(run):
     run.train(2)
-    run.save("best")  # an epoch has ended, and its line is written
-    run.keeper.settle()
     (run.folder / "metrics.jsonl").touch()
     again = Run(run.folder)
     again.keeper.prepare(may_exist=True)
     assert not again.keeper.restore(again.state)
+
+
+def test_a_run_that_has_had_its_best_alone_goes_on_from_that(run):
+    """It was killed before its first ``last.pt``, and an epoch or more would be lost."""
+    run.train(2)
+    run.state.note_score({"top1": 3.0}, 4)
+    run.save("best")
+    run.keeper.settle()
+    before = run.values()
+    again = Run(run.folder, seed=1)
+    assert has_checkpoint(run.folder)
+    assert again.keeper.restore(again.state)
+    assert same(again.values(), before)
+    assert (again.state.step, again.state.best_score) == (2, 0.75)
+    assert again.notes() == ["resumed at epoch 1 after 2 steps of it, from best.pt, the newest"]
+    assert again.keeper.misses(again.state.steps)
+
+
+@pytest.mark.parametrize("how", ["truncated", "weights alone"])
+def test_a_best_alone_that_nothing_can_go_on_from_is_named(run, how):
+    run.save("best")
+    run.keeper.settle()
+    if how == "truncated":
+        spoil(run.path("best"), how)
+    else:
+        save_checkpoint(run.path("best"), load_checkpoint(run.path("best")) | {"server": {}})
+    with pytest.raises(
+        FileError, match=r"best\.pt (is no|holds the weights alone).* in another fol"
+    ):
+        run.keeper.restore(run.state)
+
+
+def test_a_best_is_not_taken_for_a_last_that_was_lost(saved):
+    """A copy of that may be further than any best is."""
+    saved.save("best")
+    saved.keeper.settle()
+    for lost in (saved.path(), saved.path("previous")):
+        lost.unlink()
+    assert not has_checkpoint(saved.folder)
+    with pytest.raises(FileError, match=r"holds no readable checkpoint .* put a copy of one back"):
+        saved.keeper.restore(saved.state)
+    with pytest.raises(FileError, match="holds a run already"):
+        saved.keeper.prepare(may_exist=False)
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_a_folder_with_checkpoints_alone_is_that_of_a_run(run, name):
+    """Its ``metrics.jsonl`` was moved away, and a new run would replace its checkpoints."""
+    run.train()
+    run.save(name)
+    run.keeper.settle()
+    with pytest.raises(FileError, match="holds a run already: choose another folder, or resume it"):
+        Run(run.folder).keeper.prepare(may_exist=False)
+    again = Run(run.folder)
+    again.keeper.prepare(may_exist=True)
+    assert again.keeper.restore(again.state)
 
 
 class Foreign:

@@ -322,8 +322,8 @@ class CheckpointManager:
             Whether there was a checkpoint; if not, the run begins at its start.
 
         Raises:
-            FileError: Neither ``last.pt`` nor ``previous.pt`` can be read, and there has been one;
-                or it is of another model or optimizer.
+            FileError: There has been a checkpoint, and none can be read; or it is of another model
+                or optimizer.
             PlanError: The checkpoint was written under another plan.
         """
         if self._folder is None or self._writer is None:
@@ -434,7 +434,8 @@ def _kept(name: str) -> str:
 
 def folder_problem(folder: Path, may_exist: bool) -> str | None:
     """Make a folder for a run; returns why it cannot be used, ``None`` if it can."""
-    if (folder / "metrics.jsonl").exists() and not may_exist:
+    begun = (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("*.pt"))
+    if begun and not may_exist:
         return f"{folder} holds a run already: choose another folder, or resume it"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
