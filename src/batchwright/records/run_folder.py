@@ -264,6 +264,11 @@ def resuming_words(folder: str | Path, job: Job) -> list[str]:
     return ["run", "--resume", "--out", str(folder), *named]
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a folder holds what training writes on its way: lines, or any checkpoint."""
+    return (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("*.pt"))
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Whether the folder of a run holds a checkpoint that it can continue from."""
     names = (LAST, PREVIOUS) if has_had_last(folder) else (LAST, PREVIOUS, BEST)

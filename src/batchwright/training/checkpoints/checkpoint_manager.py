@@ -18,7 +18,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import ArgumentError, FileError, PlanError, one_line
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
-from batchwright.records.run_folder import CHECKPOINTED
+from batchwright.records.run_folder import CHECKPOINTED, has_begun
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import described
 from batchwright.training.batches.randomness import (
@@ -434,8 +434,7 @@ def _kept(name: str) -> str:
 
 def folder_problem(folder: Path, may_exist: bool) -> str | None:
     """Make a folder for a run; returns why it cannot be used, ``None`` if it can."""
-    begun = (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("*.pt"))
-    if begun and not may_exist:
+    if has_begun(folder) and not may_exist:
         return f"{folder} holds a run already: choose another folder, or resume it"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
