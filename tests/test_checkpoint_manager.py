@@ -515,6 +515,13 @@ def test_a_good_checkpoint_is_no_news(saved, capsys):
     assert not capsys.readouterr().err
 
 
+def test_what_a_killed_process_left_of_writing_takes_no_room_of_the_next_one(saved):
+    for name in ("best", "epoch-3"):
+        saved.path().with_name(f".{name}.pt.writing").write_bytes(bytes(100))
+    saved.keeper.prepare(may_exist=True)
+    assert sorted(one.name for one in saved.path().parent.iterdir()) == ["last.pt", "previous.pt"]
+
+
 def test_two_bad_checkpoints_are_both_named(saved):
     spoil(saved.path(), "truncated")
     spoil(saved.path("previous"), "foreign")

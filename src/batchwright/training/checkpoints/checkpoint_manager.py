@@ -438,6 +438,8 @@ def folder_problem(folder: Path, may_exist: bool) -> str | None:
         return f"{folder} holds a run already: choose another folder, or resume it"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        for left in (folder / "checkpoints").glob(".*.writing"):  # by a process that was killed
+            left.unlink(missing_ok=True)
         if not may_exist:  # left of a run that was removed
             (folder / CHECKPOINTED).unlink(missing_ok=True)
     except OSError as error:
