@@ -65,7 +65,7 @@ def save_checkpoint(
         aside.unlink(missing_ok=True)
         raise FileError(
             f"cannot write the checkpoint {path}: {_cause(error)}; "
-            "the previous one, if any, is unharmed; free some space and use --resume"
+            "the previous one, if any, is unharmed; free some space, and resume the run"
         ) from error
 
 
