@@ -597,6 +597,8 @@ def test_a_best_is_not_taken_for_a_last_that_was_lost(saved):
 @pytest.mark.parametrize("name", ["last", "best"])
 def test_a_folder_with_checkpoints_alone_is_that_of_a_run(run, name):
     """Its ``metrics.jsonl`` was moved away, and a new run would replace its checkpoints."""
+    run.path("pretrained").touch()  # of the user's own
+    run.keeper.prepare(may_exist=False)
     run.train()
     run.save(name)
     run.keeper.settle()

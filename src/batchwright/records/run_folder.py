@@ -266,7 +266,11 @@ def resuming_words(folder: str | Path, job: Job) -> list[str]:
 
 def has_begun(folder: Path) -> bool:
     """Whether a folder holds what training writes on its way: lines, or any checkpoint."""
-    return (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("*.pt"))
+    ours = (LAST, BEST, PREVIOUS)
+    return (folder / "metrics.jsonl").exists() or any(
+        one.stem in ours or one.stem.startswith(KEPT)
+        for one in (folder / "checkpoints").glob("*.pt")
+    )
 
 
 def has_checkpoint(folder: Path) -> bool:
