@@ -25,7 +25,7 @@ from torch import nn
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.processes import STARTED, STARTED_AGAIN
-from batchwright.errors import FileError, PlanError
+from batchwright.errors import BatchwrightError, FileError, PlanError
 from batchwright.records.run_folder import has_checkpoint
 from batchwright.reporting.data.accounting import accounting
 from batchwright.training.all_reduce_run import AllReduceRun
@@ -40,6 +40,7 @@ from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
 from batchwright.training.recorder import Recorder
 from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.workload.starting_weights import file_normalization
 from test_session import Counter, make_tiny_plan, wait_until
 
 
@@ -520,6 +521,28 @@ def test_what_a_killed_process_left_of_writing_takes_no_room_of_the_next_one(sav
         saved.path().with_name(f".{name}.pt.writing").write_bytes(bytes(100))
     saved.keeper.prepare(may_exist=True)
     assert sorted(one.name for one in saved.path().parent.iterdir()) == ["last.pt", "previous.pt"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+)
+def test_a_checkpoint_for_which_memory_does_not_suffice_is_not_called_damaged(
+    saved, monkeypatch, error
+):
+    """Else somebody would begin again, or the run go on from an older one."""
+
+    def load(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(BatchwrightError, match=r"^memory ran out while .*last\.pt was read: end"):
+        saved.keeper.restore(saved.state)
+    with pytest.raises(BatchwrightError, match=r"^memory ran out while .*last\.pt was read: end"):
+        file_normalization(saved.path())
 
 
 def test_two_bad_checkpoints_are_both_named(saved):
