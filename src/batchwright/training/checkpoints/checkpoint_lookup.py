@@ -83,8 +83,11 @@ def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:
     problems = list(dict.fromkeys(text for _, _, texts, _ in everyone for text in texts))
     if not known:
         if problems:
+            said, path = "; ".join(problems), folder / f"{BEST}.pt"
+            older = path.exists() and str(path) not in said
+            which = " (or best.pt in the place of last.pt, though it is older)" * older
             raise FileError(
-                "; ".join(problems) + "; put a copy of one back, or begin again in another folder"
+                f"{said}; put a copy of one back{which}, or begin again in another folder"
             )
         return None
     newest, content = max(known), own.content
