@@ -634,6 +634,13 @@ def test_a_folder_with_checkpoints_alone_is_that_of_a_run(run, name):
     assert again.keeper.restore(again.state)
 
 
+def test_a_folder_with_a_summary_alone_is_that_of_a_run(run):
+    """A new run would replace it, and, once killed, be taken for one that has lost its last.pt."""
+    (run.folder / "summary.json").touch()
+    with pytest.raises(FileError, match="holds a run already"):
+        run.keeper.prepare(may_exist=False)
+
+
 class Foreign:
     """What only a reader that runs code could build."""
 

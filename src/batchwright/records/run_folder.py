@@ -265,9 +265,9 @@ def resuming_words(folder: str | Path, job: Job) -> list[str]:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a folder holds what training writes on its way: lines, or any checkpoint."""
+    """Whether a folder holds what training has written: lines, a summary, or any checkpoint."""
     ours = (LAST, BEST, PREVIOUS)
-    return (folder / "metrics.jsonl").exists() or any(
+    return any((folder / name).exists() for name in ("metrics.jsonl", "summary.json")) or any(
         one.stem in ours or one.stem.startswith(KEPT)
         for one in (folder / "checkpoints").glob("*.pt")
     )
