@@ -25,7 +25,8 @@ from torch import nn
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.processes import STARTED, STARTED_AGAIN
-from batchwright.errors import FileError, PlanError
+from batchwright.errors import BatchwrightError, FileError, PlanError
+from batchwright.records.run_folder import has_checkpoint
 from batchwright.reporting.data.accounting import accounting
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.randomness import (
@@ -39,6 +40,7 @@ from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
 from batchwright.training.recorder import Recorder
 from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.workload.starting_weights import file_normalization
 from test_session import Counter, make_tiny_plan, wait_until
 
 
@@ -219,7 +221,7 @@ def test_a_run_goes_on_from_its_best_where_that_is_newer_than_its_last(run):
     assert same(again.values(), before)
     assert again.state.step == 3
     assert not again.state.note_score({"top1": 2.0}, 4)
-    told = "resumed at epoch 1 after 3 steps of it, from best.pt, which is newer"
+    told = "resumed at epoch 1 after 3 steps of it, from best.pt, the newest"
     assert again.notes() == [told]
 
 
@@ -514,6 +516,35 @@ def test_a_good_checkpoint_is_no_news(saved, capsys):
     assert not capsys.readouterr().err
 
 
+def test_what_a_killed_process_left_of_writing_takes_no_room_of_the_next_one(saved):
+    for name in ("best", "epoch-3"):
+        saved.path().with_name(f".{name}.pt.writing").write_bytes(bytes(100))
+    saved.keeper.prepare(may_exist=True)
+    assert sorted(one.name for one in saved.path().parent.iterdir()) == ["last.pt", "previous.pt"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+)
+def test_a_checkpoint_for_which_memory_does_not_suffice_is_not_called_damaged(
+    saved, monkeypatch, error
+):
+    """Else somebody would begin again, or the run go on from an older one."""
+
+    def load(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(BatchwrightError, match=r"^memory ran out while .*last\.pt was read: end"):
+        saved.keeper.restore(saved.state)
+    with pytest.raises(BatchwrightError, match=r"^memory ran out while .*last\.pt was read: end"):
+        file_normalization(saved.path())
+
+
 def test_two_bad_checkpoints_are_both_named(saved):
     spoil(saved.path(), "truncated")
     spoil(saved.path("previous"), "foreign")
@@ -537,12 +568,77 @@ def test_lost_checkpoints_are_not_a_run_that_had_none_yet(saved):
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(run):
     run.train(2)
-    run.save("best")  # an epoch has ended, and its line is written
-    run.keeper.settle()
     (run.folder / "metrics.jsonl").touch()
     again = Run(run.folder)
     again.keeper.prepare(may_exist=True)
     assert not again.keeper.restore(again.state)
+
+
+def test_a_run_that_has_had_its_best_alone_goes_on_from_that(run):
+    """It was killed before its first ``last.pt``, and an epoch or more would be lost."""
+    run.train(2)
+    run.state.note_score({"top1": 3.0}, 4)
+    run.save("best")
+    run.keeper.settle()
+    before = run.values()
+    again = Run(run.folder, seed=1)
+    assert has_checkpoint(run.folder)
+    assert again.keeper.restore(again.state)
+    assert same(again.values(), before)
+    assert (again.state.step, again.state.best_score) == (2, 0.75)
+    assert again.notes() == ["resumed at epoch 1 after 2 steps of it, from best.pt, the newest"]
+    assert again.keeper.misses(again.state.steps)
+
+
+@pytest.mark.parametrize("how", ["truncated", "weights alone"])
+def test_a_best_alone_that_nothing_can_go_on_from_is_named(run, how):
+    run.save("best")
+    run.keeper.settle()
+    if how == "truncated":
+        spoil(run.path("best"), how)
+    else:
+        save_checkpoint(run.path("best"), load_checkpoint(run.path("best")) | {"server": {}})
+    with pytest.raises(FileError, match=r"best\.pt (is no|holds the weights).* one back, or"):
+        run.keeper.restore(run.state)
+
+
+def test_a_best_is_not_taken_for_a_last_that_was_lost(saved):
+    """A copy of that may be further than any best is."""
+    saved.save("best")
+    saved.keeper.settle()
+    for lost in (saved.path(), saved.path("previous")):
+        lost.unlink()
+    assert not has_checkpoint(saved.folder)
+    with pytest.raises(FileError, match=r"no readable .* back \(or best\.pt in the place"):
+        saved.keeper.restore(saved.state)
+    with pytest.raises(FileError, match="holds a run already"):
+        saved.keeper.prepare(may_exist=False)
+    shutil.copy(saved.path("best"), saved.path())
+    again = Run(saved.folder)
+    assert again.keeper.restore(again.state)
+    assert again.state.steps == saved.state.steps
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_a_folder_with_checkpoints_alone_is_that_of_a_run(run, name):
+    """Its ``metrics.jsonl`` was moved away, and a new run would replace its checkpoints."""
+    run.path("pretrained").touch()  # of the user's own
+    run.keeper.prepare(may_exist=False)
+    run.train()
+    run.save(name)
+    run.keeper.settle()
+    with pytest.raises(FileError, match="holds a run already: choose another folder, or resume it"):
+        Run(run.folder).keeper.prepare(may_exist=False)
+    again = Run(run.folder)
+    again.keeper.prepare(may_exist=True)
+    assert again.keeper.restore(again.state)
+
+
+def test_a_folder_with_a_summary_alone_is_that_of_a_run(run):
+    """A new run would replace it, and, once killed, be taken for one that has lost its last.pt."""
+    (run.folder / "summary.json").touch()
+    with pytest.raises(FileError, match="holds a run already"):
+        run.keeper.prepare(may_exist=False)
 
 
 class Foreign:

@@ -12,12 +12,13 @@ from unittest import mock
 import pytest
 import torch
 import yaml
+from torch.nn import functional
 
 import batchwright as bw
 from batchwright.errors import ArgumentError, FileError, PlanError
 from batchwright.planning.planner import plan_without_profile
-from batchwright.records import Estimate, Job
-from batchwright.records.documents import write_record
+from batchwright.records import Estimate, Job, RunSummary
+from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import percent
 from batchwright.reporting.render import figures
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
@@ -25,6 +26,7 @@ from batchwright.workflows.delivery.deliver import trained as trained_network
 from batchwright.workflows.delivery.model_card import model_card
 from batchwright.workload.data.sources import open_data
 from samples import make_network, make_plan, make_summary
+from test_session import Points, make_session, make_tiny_plan
 
 pytest.importorskip("safetensors", reason="pip install 'batchwright[delivery]'")
 
@@ -92,7 +94,13 @@ def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
         bw.load_model(tmp_path / "model")
 
 
-def test_the_best_of_an_earlier_version_is_the_first_of_equally_accurate_epochs(run, tmp_path):
+def evaluated_in(folder, checkpoint="best"):
+    found = trained_network(folder, checkpoint).evaluated
+    return None if found is None else found.epoch
+
+
+def test_the_best_of_a_parameter_server_is_found_by_its_score(run, tmp_path):
+    """It goes on to train while a model is evaluated, and may be in a later epoch by then."""
     folder = tmp_path / "run"
     shutil.copytree(run.run_folder, folder)
     first, second = (
@@ -101,11 +109,62 @@ def test_the_best_of_an_earlier_version_is_the_first_of_equally_accurate_epochs(
     )
     write_record(run.model_copy(update={"epochs": (first, second)}), folder / "summary.json")
     path = folder / "checkpoints" / "best.pt"
-    content = load_checkpoint(path)
-    assert trained_network(folder, "best").evaluated.epoch == 1
-    del content["state"]["best_loss"]
+    content = load_checkpoint(path) | {"server": {}}
+    state = content["state"]
+    state |= {"epoch": 2, "best_score": second.top1, "best_loss": 0.7}
     save_checkpoint(path, content)
-    assert trained_network(folder, "best").evaluated.epoch == 0
+    assert evaluated_in(folder) == 1
+    state["best_loss"] = 0.8
+    save_checkpoint(path, content)
+    assert evaluated_in(folder) == 0
+    del state["best_loss"]  # an earlier version kept the first of equals
+    save_checkpoint(path, content)
+    assert evaluated_in(folder) == 0
+    state["best_score"] = 0.987  # of a run that went on after its summary
+    save_checkpoint(path, content)
+    assert evaluated_in(folder) is None
+
+
+def scored(folder, scores, *, within=None, **options):
+    """Train a loop of one's own with such means of each epoch; ``within``: another after a step."""
+    plan = make_tiny_plan(epochs=3)
+    with make_session(run_folder=folder, plan=plan, **options) as session:
+        for epoch in session.epochs():
+            for step, (features, labels) in enumerate(session.batches()):
+                session.step(functional.cross_entropy(session.model(features), labels))
+                if within == (epoch, step):
+                    session.evaluate(Points(4), lambda _, y: {"top1": torch.full(y.shape, 0.75)})
+            if epoch == len(scores):
+                raise ConnectionError("killed")
+            means = scores[epoch]
+            session.evaluate(
+                Points(4), lambda _, y, m=means: {k: torch.full(y.shape, v) for k, v in m.items()}
+            )
+
+
+def test_the_best_of_ones_own_score_is_delivered_with_its_own_epoch(tmp_path):
+    """Its accuracy is not the highest."""
+    own = [{"f1": f1, "top1": top1} for f1, top1 in ((0.5, 0.25), (0.75, 0.0), (0.25, 0.5))]
+    scored(tmp_path / "run", own)
+    assert evaluated_in(tmp_path / "run") == 1
+
+
+def test_the_best_from_within_an_epoch_gets_no_accuracy_of_another(tmp_path):
+    scored(tmp_path / "run", [{"top1": 0.25}] * 3, within=(1, 1))
+    assert evaluated_in(tmp_path / "run") is None
+    assert evaluated_in(tmp_path / "run", "last") == 2
+
+
+def test_a_best_that_is_newer_than_the_summary_is_delivered_with_its_own_epoch(tmp_path):
+    folder = tmp_path / "run"
+    scored(folder, [{"top1": 0.25}] * 3)
+    older = read_record(folder / "summary.json", RunSummary)
+    shutil.rmtree(folder)
+    with pytest.raises(ConnectionError):
+        scored(folder, [{"top1": 0.25}, {"top1": 0.5}])
+    write_record(older.model_copy(update={"epochs": older.epochs[:1]}), folder / "summary.json")
+    found = trained_network(folder, "best").evaluated
+    assert (found.epoch, found.top1) == (1, 0.5)
 
 
 def test_a_card_says_of_which_epoch_an_accuracy_is_and_rounds_its_numbers():
@@ -144,12 +203,12 @@ def test_the_line_in_the_card_loads_it(run, tmp_path, monkeypatch):
     exec(code, scope)  # noqa: S102 - it is ours
     assert len(scope["names"]) == 3
 
-    # Weights of a run that went on after its summary was written are not what that speaks of.
+    # Of a run that went on after its summary was written, the checkpoint tells the accuracy.
     shutil.copytree(run.run_folder, tmp_path / "longer")
     before = run.model_copy(update={"epochs": run.epochs[:-1]})
     write_record(before, tmp_path / "longer" / "summary.json")
     card = bw.deliver(tmp_path / "longer", tmp_path / "other", checkpoint="last").read_text()
-    assert "These weights were not evaluated." in card
+    assert f"After epoch 2: {percent(run.epochs[-1].top1)} of the held-out images" in card
 
 
 @pytest.mark.slow

@@ -600,9 +600,11 @@ def test_another_launch_or_the_same_process_is_no_restart(opened):
     assert not opened("two", "second")
 
 
-def test_a_run_of_another_launch_is_not_taken_over_by_restarting(opened, tmp_path):
+@pytest.mark.parametrize("written", ["metrics.jsonl", "checkpoints/best.pt"])
+def test_a_run_of_another_launch_is_not_taken_over_by_restarting(opened, tmp_path, written):
     opened("one", "first")
-    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / written).touch()
     assert not opened("two", "second")
     assert not opened("two", "third")  # its agent started it again after it was refused
     assert opened("one", "fourth")

@@ -94,7 +94,7 @@ def test_on_one_line_only_the_seconds_are_as_uncertain_as_its_fixed_part(monkeyp
         chosen = SimpleNamespace(cluster=cluster, batch=32, seconds=100.0)
         other = SimpleNamespace(cluster=cluster, batch=64, seconds=100.0 * seconds * epochs)
         return level_module.level_in_value(
-            SimpleNamespace(error=lambda row: 0.01),
+            lambda row: 0.01,
             chosen,
             [chosen, other],
             [knee],

@@ -1,5 +1,7 @@
 """Worker processes live no longer than their parent."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from batchwright.distributed.processes import spinning_shortly
+from batchwright.distributed.exit_reports import ERRORS_FOLDER, reports_in
+from batchwright.distributed.processes import report_failure, spinning_shortly
+from batchwright.errors import shortage
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux only")
@@ -96,3 +100,27 @@ def test_a_command_ends_with_its_exit_code_and_python_does_not_take_it_apart():
 def _alive(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status")
     return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def start_of(module):
+    """A function of a module that starts a process where the system has none left."""
+    scope = {"__name__": module, "error": BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))}
+    exec("def start():\n    raise error", scope)  # noqa: S102 - it is ours
+    return scope["start"]
+
+
+@pytest.mark.parametrize("module", ["subprocess", "multiprocessing.popen_fork", "mine"])
+def test_only_a_process_that_does_not_start_is_a_shortage_in_code_of_users(
+    tmp_path, monkeypatch, module
+):
+    """A lock that another process has, or a socket without data, is told in the same words."""
+    monkeypatch.setenv(ERRORS_FOLDER, str(tmp_path))
+    with pytest.raises(BlockingIOError) as refused:
+        start_of(module)()
+    assert report_failure(refused.value) == 1
+    (report,) = reports_in(tmp_path)
+    own = f"BlockingIOError: [Errno {errno.EAGAIN}] {os.strerror(errno.EAGAIN)}"
+    short = f"its machine is short of processes: {os.strerror(errno.EAGAIN)}"
+    assert report["message"] == (own if module == "mine" else short)
+    assert bool(shortage(refused.value, users=True)) == (module != "mine")
+    assert shortage(refused.value)

@@ -14,9 +14,16 @@ import batchwright as bw
 from batchwright.errors import FileError
 from batchwright.records import EpochRecord, RoundRecord
 from batchwright.records.documents import write_record
+from batchwright.records.lines import line_files
 from batchwright.records.lines.flat_lines import completed, flat_values, from_flat
-from batchwright.records.lines.line_files import line_text, lines_of, read_line, sound_line
-from batchwright.records.lines.lost_lines import lines_that_count
+from batchwright.records.lines.line_files import (
+    METRICS,
+    line_text,
+    lines_of,
+    read_line,
+    sound_line,
+)
+from batchwright.records.lines.lost_lines import lines_that_count, newest_epoch
 from batchwright.records.lines.run_lines import (
     LONGEST_NOTE,
     EpochLine,
@@ -24,6 +31,7 @@ from batchwright.records.lines.run_lines import (
     RoundLine,
     note,
 )
+from batchwright.storage import files
 from dynamic_runs import shares_line, step_line
 from run_lines import typed
 from samples import make_data, make_dual_plan, make_epoch, make_plan, make_rounds
@@ -172,6 +180,45 @@ def test_of_what_was_trained_again_after_a_kill_the_last_time_counts(tmp_path, l
     told = [*before, *lost, RESUMED, *again]
     (tmp_path / "metrics.jsonl").write_text("".join(line_text(line) + "\n" for line in told))
     assert bw.metrics(tmp_path) == [flat_values(line) for line in (*before, RESUMED, *again)]
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.sampled_from(["epoch", "step", "shares"]), st.integers(0, 3))))
+def test_the_newest_epoch_is_that_of_the_lines_that_count(told):
+    """An epoch's line names it; one of steps says that its epoch and later ones are not over."""
+    newest = -1
+    for kind, epoch in told:
+        newest = epoch if kind == "epoch" else min(newest, epoch - 1)
+    lines = [typed({"kind": kind, "epoch": epoch}) for kind, epoch in told]
+    assert newest_epoch(reversed(lines)) == newest
+
+
+def test_for_the_newest_epoch_only_lines_behind_the_last_one_are_read(tmp_path, monkeypatch):
+    told = [{"kind": "epoch", "epoch": epoch} for epoch in range(50)]
+    told.append({"kind": "step", "epoch": 50})
+    (tmp_path / METRICS).write_text("".join(line_text(typed(one)) + "\n" for one in told))
+    read = []
+
+    def counted(text, data=None):
+        read.append(text)
+        return read_line(text, data)
+
+    monkeypatch.setattr(line_files, "read_line", counted)
+    assert newest_epoch(lines_of(tmp_path, newest_first=True)) == 49
+    assert len(read) == 2
+
+
+@pytest.mark.parametrize("end", ["", '{"kind": "no', "\n\n", "é" * 90])
+@pytest.mark.parametrize("piece", [1, 7, 4096])
+def test_lines_are_the_same_from_either_end(tmp_path, monkeypatch, end, piece):
+    monkeypatch.setattr(files, "_PIECE", piece)
+    path = tmp_path / METRICS
+    texts = [line_text(note("é" * length)) for length in (0, 3, 200)]
+    for count in range(len(texts) + 1):
+        path.write_text("".join(f"{text}\nno line\n" for text in texts[:count]) + end)
+        lines = list(lines_of(tmp_path))
+        assert [len(one.text) for one in lines] == [0, 3, 200][:count]
+        assert list(lines_of(tmp_path, newest_first=True)) == lines[::-1]
 
 
 def test_lines_of_a_run_that_nothing_has_killed_all_count():

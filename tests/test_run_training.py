@@ -33,9 +33,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(run_training, "_train_once", start)
     summary = make_summary()
 
-    def conduct(done: int) -> RunSummary:
+    def conduct(done: int, **fields) -> RunSummary:
         write_record(summary.plan, tmp_path / "plan.json")
-        told = summary.model_copy(update={"epochs": summary.epochs[:done]})
+        told = summary.model_copy(update={"epochs": summary.epochs[:done], **fields})
         write_record(told, tmp_path / "summary.json")
         return run_training.conduct(tmp_path, summary.plan, Stopwatch(), resume=True)
 
@@ -76,6 +76,13 @@ def test_a_default_folder_has_a_name_that_fits_a_disk(tmp_path, monkeypatch):
 def test_a_finished_run_that_is_resumed_starts_nothing(run, capsys):
     assert len(run(EPOCHS).epochs) == EPOCHS
     assert "the run was finished already" in capsys.readouterr().err
+
+
+def test_a_finished_run_whose_command_was_killed_gets_its_profile_at_the_resume(run, tmp_path):
+    profile = make_profile()
+    write_record(profile, tmp_path / "profile.json")
+    assert run(EPOCHS, profile=None).profile == profile
+    assert load(tmp_path).profile == profile
 
 
 def test_a_run_with_epochs_left_goes_on(run):

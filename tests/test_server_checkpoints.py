@@ -113,11 +113,13 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best_after_a_resume_too(tmp_p
     assert (best.best_score, best.best_loss) == (0.5, 0.5)
 
 
-def test_a_server_goes_on_from_its_best_where_that_is_newer_than_its_last(tmp_path):
+@pytest.mark.parametrize("has_last", [True, False])
+def test_a_server_goes_on_from_its_best_where_that_is_newer_than_its_last(tmp_path, has_last):
     """Else the best would be of an epoch that the resumed run never has."""
     served = begun(make_server_plan((12,), epochs=6), tmp_path)
     score(served, 0, 3.0)
-    served.keeper.save_last()
+    if has_last:
+        served.keeper.save_last()
     score(served, 0, 6.0)
     served.keeper.save_best()
     served.keeper.settle()

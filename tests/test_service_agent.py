@@ -326,6 +326,16 @@ def test_a_verb_that_can_start_no_process_fails_no_job(service, queued, hold, tm
     assert words in found.waiting
 
 
+def test_what_a_jobs_own_code_hears_of_a_lock_that_is_taken_is_its_own_failure(
+    service, queued, hold, tmp_path
+):
+    """It is what Python says of a process that does not start, too."""
+    said = f"BlockingIOError: [Errno {errno.EAGAIN}] {os.strerror(errno.EAGAIN)}"
+    hold.write_text(f"fail train: {said}")
+    assert Here(service, tmp_path / "agent").work()
+    assert (state(service, queued).state, state(service, queued).error) == ("failed", said)
+
+
 def test_a_plan_for_gpus_is_left_to_an_agent_that_has_them(
     service, hold, made, tmp_path, monkeypatch
 ):

@@ -338,7 +338,10 @@ def test_a_job_that_is_there_is_said_to_go_on_without_keys_that_come_later(
 
 @pytest.mark.parametrize(
     ("then", "said"),
-    [("", "slurm job 8 was cancelled again"), ("exit 1", "job 8 is still there: `scancel 8` ends")],
+    [
+        ("", "slurm job 8 was cancelled again"),
+        ("exit 1", "job 8 is still there (scancel failed; try `sca"),
+    ],
 )
 def test_a_job_whose_number_the_disk_does_not_take_is_not_left_behind(
     programs, submitted, monkeypatch, then, said
@@ -378,9 +381,10 @@ def test_a_job_that_scancel_does_not_end_is_told_in_the_line_of_what_went_wrong(
     if not scancel:
         (tmp_path / "bin" / "scancel").chmod(0o644)
     programs("scontrol", facts("PENDING").replace("Reason=None", "Reason=PartitionTimeLimit"))
-    left = f"is still there: `scancel 8` ends it ({why}"
+    how = "try `scancel 8` again, or ask whoever runs the cluster"
+    left = f"is still there ({why}"
     line = f"slurm job 8 would wait for ever (PartitionTimeLimit), and {left}"
-    with pytest.raises(JobError, match=f"^{re.escape(line)}"):
+    with pytest.raises(JobError, match=f"^{re.escape(line)}.*; {re.escape(how)}"):
         bw.run(run_folder=submitted, resume=True)
     (submitted / "logs" / "slurm" / "job").unlink()
     usual = slurm_engine.write_text

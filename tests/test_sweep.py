@@ -351,13 +351,14 @@ def test_a_second_signal_ends_cells_that_do_not_listen(scripted, tmp_path, monke
 
 
 def test_a_cell_goes_on_only_from_a_checkpoint(scripted, tmp_path):
-    for name, kept in (("1", "best.pt"), ("2", "last.pt")):
+    for name, kept in (("1", "epoch-1.pt"), ("2", "last.pt"), ("3", "best.pt")):
         folder = tmp_path / "cells" / f"epochs={name},seed=0"
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / kept).touch()
         (folder / "old").touch()
     script = f'test "$1" = {{}} && test {{}} -e old && {GOOD}'
-    _, seen, _ = scripted([script.format("new", "!"), script.format("--resume", "")])
+    goes_on = script.format("--resume", "")
+    _, seen, _ = scripted([script.format("new", "!"), goes_on, goes_on])
     assert set(seen.states.values()) == {"done"}
 
 
@@ -508,7 +509,7 @@ def test_a_run_whose_checkpoints_are_gone_is_said_to_be_trained_anew(place, inst
     for run in (*runs[:2], runs[3]):
         (run / CHECKPOINTED).touch()
     (runs[0] / "checkpoints/last.pt").touch()
-    (runs[3] / "checkpoints/best.pt").touch()  # which no run goes on from
+    (runs[3] / "checkpoints/best.pt").touch()  # which is older than what was lost
     capsys.readouterr()
     bw.sweep(out="a", resume=True)
     said = [line for line in capsys.readouterr().err.splitlines() if "anew" in line]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 _LONGEST = 5000  # characters of a message: the names of all job keys are 2,000
 _KEPT = 500  # characters of a longer one that are kept at its beginning, and at its end
 _SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_STARTING = ("subprocess", "multiprocessing", __name__.partition(".")[0])
 NO_THREAD = "can't start new thread"  # what Python says where the system starts no more of them
 
 
@@ -40,13 +41,27 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def shortage(error: BaseException) -> str:
+def shortage(error: BaseException, *, users: bool = False) -> str:
     """What the system said as it started no process or thread, or opened no file, for lack of them
     or of memory; empty for any other error. Limits on processes count threads, too.
+
+    ``users``: The error may be of a user's own code, which hears the same of a lock that is taken
+    or a socket without data; so it must come from where Python or we start processes.
     """
     if isinstance(error, OSError) and error.errno in _SHORT:
+        if users and error.errno == errno.EAGAIN and not _in_starting(error):
+            return ""
         return error.strerror or ""
     return NO_THREAD if isinstance(error, RuntimeError) and str(error) == NO_THREAD else ""
+
+
+def _in_starting(error: BaseException) -> bool:
+    """Whether an error was raised by code of Python or of ours that starts processes."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = "" if last is None else str(last.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in _STARTING
 
 
 def not_installed(package: str, extra: str = "") -> str:

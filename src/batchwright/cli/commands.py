@@ -227,7 +227,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone
         _exit(1)
     except (OSError, RuntimeError) as error:  # what no earlier check has refused
-        if short := shortage(error):
+        if short := shortage(error, users=True):
             what = f"this machine is short of processes, files or memory: {short}"
             hint = "`ulimit -a` lists them; a container or batch job has its own"
             _exit(2, f"{what}; end what else runs, or raise the limits ({hint})")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import time
@@ -73,7 +74,8 @@ LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60
 LEAST_FREE = 2**20  # bytes; a disk with less is full
 _MAX_ERROR = 2000  # characters of an error
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-_NO_PROCESS = (os.strerror(errno.EAGAIN), NO_THREAD)
+# As our lines and libraries say it, not as Python does of an error in a user's own code.
+_NO_PROCESS = re.compile(rf"(?<!\[Errno {errno.EAGAIN}\] ){os.strerror(errno.EAGAIN)}|{NO_THREAD}")
 
 
 class VerbFailed(BatchwrightError):  # noqa: N818 - the job failed, and not the agent
@@ -171,7 +173,7 @@ class JobWork:
             return ""
         if short := shortage(error):
             return f"it is short of processes, files or memory: {short}"
-        if any(words in problem for words in _NO_PROCESS):  # said by a verb or one of its workers
+        if _NO_PROCESS.search(problem):  # said by a verb or one of its workers
             return problem
         return self._full(problem)
 

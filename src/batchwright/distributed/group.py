@@ -44,6 +44,7 @@ from batchwright.errors import (
     WorkerError,
     one_line,
 )
+from batchwright.records.run_folder import has_begun
 from batchwright.workload.host import gpu_failure, identity, is_out_of_memory
 
 _PORTS = (
@@ -150,7 +151,7 @@ class Group:
             again: What `started_again` returned.
         """
         launches, processes, noted = self._starts(folder)
-        if self.rank or not launches or ((folder / "metrics.jsonl").exists() and not again):
+        if self.rank or not launches or (has_begun(folder) and not again):
             return
         note_opened(folder, noted.launches | launches, processes)
 

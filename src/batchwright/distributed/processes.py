@@ -30,6 +30,7 @@ from batchwright.errors import (
     LostWorkerError,
     NewPlan,
     one_line,
+    shortage,
 )
 from batchwright.storage.locks import keep_handed
 
@@ -257,5 +258,8 @@ def report_failure(error: BaseException) -> int:
     # After either of these a start from the last checkpoint goes on.
     secondary = stopped or isinstance(error, LostWorkerError | BrokenStepError)
     code = error.exit_code if isinstance(error, BatchwrightError) else 1
-    leave_report(one_line(error), code, secondary=secondary)
+    said = one_line(error)
+    if isinstance(error, BlockingIOError) and (short := shortage(error, users=True)):
+        said = f"its machine is short of processes: {short}"
+    leave_report(said, code, secondary=secondary)
     return code

@@ -64,7 +64,7 @@ CHECKPOINTED = "checkpointed"
 
 LAST, BEST, PREVIOUS = "last", "best", "previous"
 """Names of the checkpoints that a run can continue from; from ``best`` if it is newer than the
-others, which are there."""
+others, or if there never was another."""
 
 KEPT = "epoch-"
 """Beginning of the names of checkpoints that stay, before the number of epochs trained."""
@@ -264,9 +264,24 @@ def resuming_words(folder: str | Path, job: Job) -> list[str]:
     return ["run", "--resume", "--out", str(folder), *named]
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a folder holds what training has written: lines, a summary, or any checkpoint."""
+    ours = (LAST, BEST, PREVIOUS)
+    return any((folder / name).exists() for name in ("metrics.jsonl", "summary.json")) or any(
+        one.stem in ours or one.stem.startswith(KEPT)
+        for one in (folder / "checkpoints").glob("*.pt")
+    )
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Whether the folder of a run holds a checkpoint that it can continue from."""
-    return any((folder / "checkpoints" / f"{name}.pt").exists() for name in (LAST, PREVIOUS))
+    names = (LAST, PREVIOUS) if has_had_last(folder) else (LAST, PREVIOUS, BEST)
+    return any((folder / "checkpoints" / f"{name}.pt").exists() for name in names)
+
+
+def has_had_last(folder: Path) -> bool:
+    """Whether a run has had a ``last.pt``, which may be lost by now; a summary follows one."""
+    return any((folder / name).exists() for name in (CHECKPOINTED, "summary.json"))
 
 
 def read_summary(run: str | Path) -> RunSummary:

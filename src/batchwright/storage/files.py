@@ -14,7 +14,7 @@ from batchwright.errors import FileError
 LONGEST_NAME = 255
 """Most bytes of a file's or folder's name that disks take."""
 
-_PIECE = 65536  # bytes that `end_of_lines` reads at a time
+_PIECE = 65536  # bytes that are read at a time from the end of a file
 _INSTEAD = "choose another place"
 _ASIDE = re.compile(r"\..+\.([0-9a-f]{8}|writing)")  # names of files that are being written
 
@@ -144,6 +144,18 @@ def end_of_lines(file: BinaryIO) -> int:
         if found >= 0:
             return place + found + 1
     return 0
+
+
+def lines_from_end(file: BinaryIO) -> Iterator[bytes]:
+    """Whole lines of a file without their line breaks, the last one first."""
+    place, rest = end_of_lines(file) - 1, b""
+    while place > 0:
+        stop, place = place, max(0, place - _PIECE)
+        file.seek(place)
+        rest, *lines = (file.read(stop - place) + rest).split(b"\n")
+        yield from reversed(lines)
+    if place == 0:
+        yield rest
 
 
 def make_folder(folder: Path, instead: str = _INSTEAD) -> None:

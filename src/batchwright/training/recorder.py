@@ -91,7 +91,7 @@ class Recorder:
         """
         if self.folder is None:
             return
-        newest = newest_epoch(lines_of(self.folder, lambda: self._plan.data))
+        newest = newest_epoch(lines_of(self.folder, lambda: self._plan.data, newest_first=True))
         known, self.epochs = self.epochs, []
         for record in known:
             self.epochs.append(record)

@@ -121,7 +121,11 @@ def conduct(
         companions = [one for one in (reporter, tracking) if one is not None]
         if resume and _is_done(folder, plan):
             to_stderr("the run was finished already: nothing is left to train")
-            return _completed(read_summary(folder), folder)
+            told = read_summary(folder)
+            whole = _completed(told, folder)
+            if whole != told:  # the command was killed between the end of its workers and its own
+                write_record(whole, folder / "summary.json")
+            return whole
         if resume and plan.job.launcher.resizes:
             plan = _planned_for_started_workers(folder, plan)
         _print_rate(plan)

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchwright.errors import FileError, JobError
+from batchwright.errors import BatchwrightError, FileError, JobError
 from batchwright.records.job import is_normalization
 from batchwright.records.job_fields import ALL_BUT_HEAD
 from batchwright.records.registries.networks import network_spec
 from batchwright.workload.extras import import_library, nearest, some_names
+from batchwright.workload.host import is_out_of_memory
 from batchwright.workload.task import heads_of, import_object
 
 _SHOWN = 3  # names in a message
@@ -135,6 +136,7 @@ def load_tensors(path: str | Path, *, mapped: bool = False) -> Any:
         mapped: Whether to map the file, if possible, so that tensors are read when they are used.
 
     Raises:
+        BatchwrightError: Memory ran out, which says nothing of the file.
         Exception: Any error of `torch.load` and its unpickler, for a file of another kind.
     """
     with warnings.catch_warnings():
@@ -142,7 +144,15 @@ def load_tensors(path: str | Path, *, mapped: bool = False) -> Any:
         if mapped:
             with suppress(Exception):  # the error, if it is not the mapping's, comes again below
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise BatchwrightError(
+                f"memory ran out while {path} was read: end what else runs, or give this process "
+                "more"
+            ) from error
 
 
 def trained_weights(checkpoint: Mapping[str, Any]) -> Any:
@@ -220,7 +230,7 @@ def _content_of(path: str | Path, *, mapped: bool = False) -> Any:
         # timm and torchvision keep their arguments in their checkpoints. A namespace runs no code.
         with torch.serialization.safe_globals([Namespace]):
             return load_tensors(path, mapped=mapped)
-    except JobError:
+    except BatchwrightError:
         raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise FileError(f"weights={path}: cannot be read ({error.strerror})") from error

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import hypot, inf, log
 
 from batchwright.planning.candidates.knees import KneeFit, saving
-from batchwright.planning.candidates.table import Row, Table
+from batchwright.planning.candidates.table import Row
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
 
@@ -19,7 +19,7 @@ _AS_MANY = Estimate(value=1, low=1, high=1)
 
 
 def level_in_value(
-    table: Table,
+    error: Callable[[Row], float],
     chosen: Row,
     rows: Iterable[Row],
     knees: Sequence[KneeFit],
@@ -29,7 +29,7 @@ def level_in_value(
     """Candidates whose value may be as small as the chosen one's.
 
     Args:
-        table: Tells the errors of candidates.
+        error: Standard error of a candidate's time, as a share of it.
         chosen: The candidate with the least value.
         rows: Candidates within the limits.
         knees: The knee of each cluster.
@@ -44,7 +44,7 @@ def level_in_value(
             continue
         apart = log(value(row) / value(chosen))
         ratio = epochs(row) or _AS_MANY
-        off = hypot(table.error(row), table.error(chosen))
+        off = hypot(error(row), error(chosen))
         if row.cluster is chosen.cluster and row.cluster in lines:
             # Both times are on one line, so they are off together: only its fixed part matters.
             saves, doubt = saving(lines[row.cluster], min(row.batch, chosen.batch))
@@ -72,19 +72,22 @@ def level_batches(
     return tuple(row for row in found if row is not chosen)
 
 
-def level_sizes(table: Table, chosen: Row, steps: Sequence[Row]) -> tuple[Row, ...]:
+def level_sizes(
+    error: Callable[[Row], float], chosen: Row, steps: Sequence[Row], gain: float
+) -> tuple[Row, ...]:
     """Clusters, each at its best batch, that may be the smallest whose next size saves too little.
 
     Args:
-        table: Tells the errors of candidates, and which share of the time the next size must save.
+        error: Standard error of a candidate's time, as a share of it.
         chosen: The chosen candidate.
         steps: Candidates by number of workers, one for each number.
+        gain: Share of the time that the next size must save.
     """
     saves = []
     for row, larger in pairwise(steps):
         ratio = larger.seconds / row.seconds
-        saves.append((1 - ratio, ratio * hypot(table.error(row), table.error(larger))))
-    found = _first_at_most(steps, [*saves, (0.0, 0.0)], table.job.goal.doubling_gain)
+        saves.append((1 - ratio, ratio * hypot(error(row), error(larger))))
+    found = _first_at_most(steps, [*saves, (0.0, 0.0)], gain)
     return tuple(row for row in found if row is not chosen)
 
 

@@ -15,6 +15,7 @@ from batchwright.records.lines.flat_lines import from_flat, is_flat
 from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.plan import Plan
 from batchwright.records.profile import DataFacts
+from batchwright.storage.files import lines_from_end
 
 METRICS = "metrics.jsonl"
 _LINE: TypeAdapter[RunLine] = TypeAdapter(RunLine)
@@ -52,12 +53,15 @@ def sound_line(text: str | bytes) -> RunLine | None:
         return None
 
 
-def lines_of(folder: Path, data: Callable[[], DataFacts] | None = None) -> Iterator[RunLine]:
+def lines_of(
+    folder: Path, data: Callable[[], DataFacts] | None = None, *, newest_first: bool = False
+) -> Iterator[RunLine]:
     """All whole and undamaged lines of a run folder; none before the file exists.
 
     Args:
         folder: The folder.
         data: Returns the facts of the run's data, for flat lines; unset: those of its plan.
+        newest_first: Whether the last line comes first, so that who stops early reads little.
 
     Raises:
         FileError: The file cannot be read, or flat lines need the plan and it is missing.
@@ -69,12 +73,12 @@ def lines_of(folder: Path, data: Callable[[], DataFacts] | None = None) -> Itera
 
     try:
         with (folder / METRICS).open("rb") as file:
-            for text in file:
-                if text.endswith(b"\n"):
-                    try:
-                        yield read_line(text, data or planned)
-                    except ValueError:
-                        continue
+            whole = (text for text in file if text.endswith(b"\n"))
+            for text in lines_from_end(file) if newest_first else whole:
+                try:
+                    yield read_line(text, data or planned)
+                except ValueError:
+                    continue
     except FileNotFoundError:
         return
     except OSError as error:

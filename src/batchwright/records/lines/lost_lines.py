@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from math import inf
 
 from batchwright.records.lines.run_lines import (
     EpochLine,
@@ -43,18 +44,27 @@ def lines_that_count(lines: Iterable[RunLine]) -> list[RunLine]:
     return [line for line in counting if line is not None]
 
 
-def newest_epoch(lines: Iterable[RunLine]) -> int:
+def newest_epoch(newest_first: Iterable[RunLine]) -> int:
     """The last epoch, zero-based, whose line counts by those of epochs, steps and local batches.
 
-    It is that of `lines_that_count`, which holds all lines in memory; -1: there is none.
+    It is that of `lines_that_count`, which reads all lines. No line before the last epoch's can
+    change it.
+
+    Args:
+        newest_first: Lines of all kinds, the last one first.
+
+    Returns:
+        The epoch; -1: there is none.
     """
-    newest = -1
-    for line in lines:
+    begun = inf  # the earliest epoch that lines behind say to be in progress
+    for line in newest_first:
         if isinstance(line, EpochLine):
-            newest = line.record.epoch
-        elif isinstance(line, StepLine | SharesLine):
-            newest = min(newest, line.epoch - 1)
-    return newest
+            return int(min(line.record.epoch, begun - 1))
+        if isinstance(line, StepLine | SharesLine):
+            begun = min(begun, line.epoch)
+        if begun == 0:
+            break
+    return -1
 
 
 def _ends(line: RunLine) -> list[tuple[str, tuple[int, ...]]]:

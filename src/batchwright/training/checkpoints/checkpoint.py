@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from batchwright.errors import FileError
+from batchwright.errors import BatchwrightError, FileError
 from batchwright.records import Plan
 from batchwright.storage.files import sync
 from batchwright.training.checkpoints.saved_values import from_plain, to_plain
@@ -65,7 +65,7 @@ def save_checkpoint(
         aside.unlink(missing_ok=True)
         raise FileError(
             f"cannot write the checkpoint {path}: {_cause(error)}; "
-            "the previous one, if any, is unharmed; free some space and use --resume"
+            "the previous one, if any, is unharmed; free some space, and resume the run"
         ) from error
 
 
@@ -84,6 +84,7 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
     Raises:
         FileError: There is no such file, it is damaged, or it is no checkpoint.
+        BatchwrightError: Memory ran out, which says nothing of the file.
     """
     try:
         content = load_tensors(path, mapped=mapped)
@@ -91,6 +92,8 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
         raise FileError(f"there is no checkpoint {path} to resume from") from None
     except OSError as error:
         raise FileError(f"{path} is no readable checkpoint: {_cause(error)}") from None
+    except BatchwrightError:
+        raise
     except Exception:  # noqa: BLE001 - torch.load raises whatever its unpickler meets
         # Not torch's message, which advises to read the file in a way that runs code in it.
         raise FileError(

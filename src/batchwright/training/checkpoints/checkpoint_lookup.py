@@ -10,7 +10,7 @@ from typing import Any
 
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError
-from batchwright.records.run_folder import BEST, CHECKPOINTED, LAST, PREVIOUS
+from batchwright.records.run_folder import BEST, LAST, PREVIOUS, has_had_last
 from batchwright.records.text.problems import to_stderr
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.recorder import Recorder
@@ -44,7 +44,7 @@ class FoundCheckpoint:
     @property
     def source(self) -> str:
         """Words behind where the run goes on, if that is not what it usually goes on from."""
-        return f", from {self.path.name}, which is newer" if self.path.stem == BEST else ""
+        return f", from {self.path.name}, the newest" if self.path.stem == BEST else ""
 
     def tell_problems(self, recorder: Recorder, where: str) -> None:
         """Note, and print on worker 0, that this checkpoint stands in for an unreadable one."""
@@ -56,10 +56,12 @@ class FoundCheckpoint:
 
 
 def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:
-    """Read ``last.pt``, else ``previous.pt``, or ``best.pt`` if that is newer.
+    """Read ``last.pt``, else ``previous.pt``, or ``best.pt`` if that is newer or alone.
 
     All workers call this together. ``best.pt`` is written more often: with ``last.pt`` its epoch
-    would be lost, and its weights would be those of an epoch that the run has never had.
+    would be lost, and its weights would be those of an epoch that the run has never had. Where a
+    ``last.pt`` has been lost, an older ``best.pt`` is not taken: of the lost one there may be a
+    copy.
 
     Machines that share no disk may hold checkpoints of different age, or none. The one with the
     most steps wins, of equals the one made last, and goes to the workers that lack it.
@@ -81,8 +83,11 @@ def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:
     problems = list(dict.fromkeys(text for _, _, texts, _ in everyone for text in texts))
     if not known:
         if problems:
+            said, path = "; ".join(problems), folder / f"{BEST}.pt"
+            older = path.exists() and str(path) not in said
+            which = " (or best.pt in the place of last.pt, though it is older)" * older
             raise FileError(
-                "; ".join(problems) + "; put a copy of one back, or begin again in another folder"
+                f"{said}; put a copy of one back{which}, or begin again in another folder"
             )
         return None
     newest, content = max(known), own.content
@@ -124,11 +129,23 @@ def _read_newest(folder: Path) -> _Read:
                 found.last_steps = found.content["state"]["steps"]
             _read_best(folder, found)
             return found
-    # Neither metrics.jsonl nor best.pt tells a run that was killed before its first checkpoint,
-    # which begins again, from one whose checkpoints were lost. A summary follows the last one.
-    if not any((folder / f"{name}.pt").exists() for name in (LAST, PREVIOUS)):
-        lost = any((folder.parent / name).exists() for name in (CHECKPOINTED, "summary.json"))
-        found.problems = [f"{folder} holds no readable checkpoint (last.pt) any more"] * lost
+    if any((folder / f"{name}.pt").exists() for name in (LAST, PREVIOUS)):
+        return found
+    # metrics.jsonl does not tell a run that was killed before its first ``last.pt``, which goes on
+    # from its ``best.pt`` or begins again, from one that has lost it.
+    if has_had_last(folder.parent):
+        found.problems = [f"{folder} holds no readable checkpoint (last.pt) any more"]
+        return found
+    path, found.problems = folder / f"{BEST}.pt", []
+    if path.exists():
+        try:
+            content = load_checkpoint(path)
+            if not _is_whole(content):
+                raise FileError(f"{path} holds the weights alone, as an earlier version wrote them")
+        except FileError as error:
+            found.problems = [str(error)]
+        else:
+            found.path, found.content, found.best = path, content, _best_in(content)
     return found
 
 
@@ -139,9 +156,7 @@ def _read_best(folder: Path, found: _Read) -> None:
         best = load_checkpoint(path, mapped=True)  # of most only the score is wanted
         found.best = _best_in(best)
         assert found.content is not None  # noqa: S101 - the caller has found one
-        # Under a parameter server, an earlier version's has weights alone.
-        whole = best.get("server") != {}
-        if whole and _position(best) > _position(found.content):
+        if _is_whole(best) and _position(best) > _position(found.content):
             _take_best(path, found)
 
 
@@ -155,6 +170,13 @@ def _take_best(path: Path, found: _Read) -> None:
     except FileError as error:
         found.problems.append(str(error))
         found.best, found.content = _NONE, load_checkpoint(other)
+
+
+def _is_whole(content: dict[str, Any]) -> bool:
+    """Whether a run can go on from a ``best.pt``: with a parameter server, an earlier version's has
+    weights alone.
+    """
+    return content.get("server") != {}
 
 
 def _position(content: dict[str, Any]) -> tuple[int, int, int, int]:

@@ -18,7 +18,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import ArgumentError, FileError, PlanError, one_line
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
-from batchwright.records.run_folder import CHECKPOINTED
+from batchwright.records.run_folder import CHECKPOINTED, has_begun
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import described
 from batchwright.training.batches.randomness import (
@@ -322,8 +322,8 @@ class CheckpointManager:
             Whether there was a checkpoint; if not, the run begins at its start.
 
         Raises:
-            FileError: Neither ``last.pt`` nor ``previous.pt`` can be read, and there has been one;
-                or it is of another model or optimizer.
+            FileError: There has been a checkpoint, and none can be read; or it is of another model
+                or optimizer.
             PlanError: The checkpoint was written under another plan.
         """
         if self._folder is None or self._writer is None:
@@ -434,10 +434,12 @@ def _kept(name: str) -> str:
 
 def folder_problem(folder: Path, may_exist: bool) -> str | None:
     """Make a folder for a run; returns why it cannot be used, ``None`` if it can."""
-    if (folder / "metrics.jsonl").exists() and not may_exist:
+    if has_begun(folder) and not may_exist:
         return f"{folder} holds a run already: choose another folder, or resume it"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        for left in (folder / "checkpoints").glob(".*.writing"):  # by a process that was killed
+            left.unlink(missing_ok=True)
         if not may_exist:  # left of a run that was removed
             (folder / CHECKPOINTED).unlink(missing_ok=True)
     except OSError as error:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from batchwright.errors import ArgumentError, FileError
 from batchwright.records import EpochRecord, Plan, RunSummary
 from batchwright.records.documents import refuse_no_path
 from batchwright.records.registries.data_sources import source_of
-from batchwright.records.run_folder import KEPT, read_summary
+from batchwright.records.run_folder import BEST, KEPT, LAST, read_summary
 from batchwright.storage.files import is_folder, is_there, make_folder, refusal, write_whole
 from batchwright.workflows.delivery.model_card import UNKNOWN, model_card
 
@@ -26,7 +27,8 @@ class Trained(NamedTuple):
 
     Attributes:
         summary: The run's summary.
-        evaluated: The epoch after which the weights were taken; ``None``: unknown.
+        evaluated: The epoch at whose end the weights were taken; ``None``: within an epoch, or
+            unknown.
         config: What `save_model` writes beside the weights.
         weights: The state_dict.
     """
@@ -46,7 +48,7 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
         JobError: A network of Transformers has its configuration no more.
     """
     number = re.fullmatch(f"{KEPT}([1-9][0-9]{{0,8}})", str(checkpoint))
-    if checkpoint not in ("best", "last") and not number:
+    if checkpoint not in (BEST, LAST) and not number:
         raise ArgumentError(
             f'checkpoint={checkpoint!r}: give "best", "last", or "{KEPT}10" for one that '
             "checkpoint_epochs has kept"
@@ -58,8 +60,8 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
     from batchwright.workload.starting_weights import built_side, trained_weights
 
     path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
-    if checkpoint == "best" and not path.exists():  # the run was never evaluated
-        path = path.with_name("last.pt")
+    if checkpoint == BEST and not path.exists():  # the run was never evaluated
+        path = path.with_name(f"{LAST}.pt")
     if number and not path.exists():
         kept = sorted(path.parent.glob(f"{KEPT}*.pt"), key=lambda one: (len(one.name), one.name))
         there = ", ".join(one.stem for one in kept) or "none (checkpoint_epochs keeps some)"
@@ -69,15 +71,8 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
             f"there is no checkpoint {path}, which has what was trained: name the whole run folder"
         )
     content = load_checkpoint(path)
-    plan, best = summary.plan, summary.best_epoch
-    last, at = (summary.epochs or (None,))[-1], content["state"]
-    if best is not None and "best_loss" not in at:  # an earlier version kept the first of equals
-        best = next(one for one in summary.epochs if one.top1 == best.top1)
-    evaluated = best if path.stem == "best" else last
-    if number:
-        evaluated = next((one for one in summary.epochs if one.epoch + 1 == int(number[1])), None)
-    elif last is not None and (at["epoch"], at["step"]) > (last.epoch + 1, 0):
-        evaluated = None  # the run went on after its summary was written, and was interrupted
+    plan = summary.plan
+    evaluated = _epoch_of(content, summary, path.stem)
     wanted = content["input"]
     config: dict[str, Any] = {
         "network": plan.network.name,
@@ -92,6 +87,26 @@ def trained(run: str | Path, checkpoint: str) -> Trained:
         "network_args": {k: v for k, v in plan.job.network_args.items() if k != "pretrained"},
     }
     return Trained(summary, evaluated, config, trained_weights(content))
+
+
+def _epoch_of(content: dict[str, Any], summary: RunSummary, name: str) -> EpochRecord | None:
+    """The epoch at whose end a checkpoint's weights were taken, by the checkpoint itself.
+
+    The summary may be older than the checkpoint, and its best epoch is by accuracy, where a loop of
+    one's own may go by another score. Returns `None` for weights from within an epoch.
+    """
+    at, epochs, served = content["state"], summary.epochs, "server" in content
+    if served and name == BEST:  # training went on while it was evaluated, so its score tells it
+        score, loss = at["best_score"], at.get("best_loss", inf)
+        alike = [one for one in epochs if one.top1 == score]
+        with_loss = [one for one in alike if one.val_loss == loss]
+        return next(iter(with_loss or alike), None)  # an earlier version kept the first of equals
+    if at["step"]:
+        return None
+    if not served:
+        epochs = tuple(map(EpochRecord.model_validate_json, content["run"]["epochs"]))
+    number = int(name.removeprefix(KEPT)) if name.startswith(KEPT) else at["epoch"]
+    return next((one for one in epochs if one.epoch + 1 == number), None)
 
 
 def _prepared_side(plan: Plan) -> int:

@@ -107,7 +107,7 @@ def recalibrates(plan: Plan) -> bool:
 
 def _accuracy(summary: RunSummary, epoch: EpochRecord | None) -> str:
     if epoch is None or epoch.top1 is None:
-        return "These weights were not evaluated."
+        return "The run's records have no held-out accuracy of these weights."
     chosen = ""
     if epoch.top1 == summary.best_accuracy:
         chosen = (

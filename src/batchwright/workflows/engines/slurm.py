@@ -194,7 +194,8 @@ def _cancel(number: str) -> str:
         why = lines[-1].strip().removeprefix("scancel: error: ")
     except FileError as error:  # there is none, or it cannot be started
         why = str(error)
-    return f"is still there: `scancel {number}` ends it ({why})"
+    how = f"try `scancel {number}` again, or ask whoever runs the cluster"
+    return f"is still there ({why}; {how})"
 
 
 def _sbatch(path: Path) -> str:

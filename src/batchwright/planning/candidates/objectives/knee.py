@@ -71,12 +71,12 @@ class AtTheKnee(Objective):
         if knee is None or knee.best in (None, chosen):
             batches = level_batches(chosen, rows, knee, gain)
         if not _priced(sizes):
-            return (*batches, *level_sizes(self.table, chosen, _quickest(sizes)))
+            return (*batches, *level_sizes(self.table.error, chosen, _quickest(sizes), gain))
 
         def value(row: Row) -> float:  # the root of time x cost is in proportion to the time
             return sqrt(row.train_seconds * row.expense)
 
-        return (*batches, *level_in_value(self.table, chosen, sizes, (), value))
+        return (*batches, *level_in_value(self.table.error, chosen, sizes, (), value))
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:
         """The reason for the number of workers: what the next size up would save."""

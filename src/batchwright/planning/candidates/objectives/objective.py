@@ -127,7 +127,7 @@ class Objective:
     def level(self, chosen: Row, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Candidates that measurements cannot tell from the chosen one."""
         return level_in_value(
-            self.table,
+            self.table.error,
             chosen,
             self.among(rows),
             self.knees,
