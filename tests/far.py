@@ -78,6 +78,9 @@ class FarTensor(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return _run(func, args, kwargs or {})
 
+    def tolist(self):
+        return self.cpu().tolist()
+
     def __repr__(self):
         return f"far {self.near!r}"
 

@@ -48,10 +48,10 @@ def make_images(samples: int, seed: int) -> ImageStore:
     return ImageStore.from_images(images.to(torch.uint8), labels)
 
 
-def make_pipeline(samples: int, seed: int) -> ImagePipeline:
+def make_pipeline(samples: int, seed: int, device: torch.device = CPU) -> ImagePipeline:
     return ImagePipeline(
         make_images(samples, seed),
-        device=CPU,
+        device=device,
         side=SIDE,
         mean=(0.4,) * 3,
         std=(0.25,) * 3,

@@ -45,6 +45,7 @@ from batchwright.training.evaluate.weight_average import WeightAverage
 from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
+from batchwright.workflows.delivery.predict import predict
 from batchwright.workflows.sweep import sharing, slots, verb
 from batchwright.workload import host
 from batchwright.workload.data import copying, image_files
@@ -128,10 +129,10 @@ def store(samples=48, side=8):
 MIDDLE = (0.5, 0.5, 0.5)
 
 
-def pipeline(device=GPU, images=None, side=8, dtype=torch.float32):
+def pipeline(device=GPU, images=None, side=8, dtype=torch.float32, augmentation="crop-flip"):
     return ImagePipeline(
         images or store(), device=device, side=side, mean=MIDDLE, std=MIDDLE,
-        augmentation="crop-flip", seed=1, dtype=dtype,
+        augmentation=augmentation, seed=1, dtype=dtype,
     )  # fmt: skip
 
 
@@ -141,14 +142,14 @@ def plan_for(batches=(12,), *, samples=48, side=8, **job):
 
 def train(
     device=GPU, *, plan=None, build=by_sgd, images=None, held_out=None, each_step=lambda: None,
-    dtype=torch.float32, make=resnet8, **options,
+    dtype=torch.float32, make=resnet8, augmentation="crop-flip", **options,
 ):  # fmt: skip
     """Weights after a training, by our own loop."""
     torch.manual_seed(0)
     network = make(3).to(device, memory_format=torch.channels_last)
     plan = plan or plan_for()
     side = plan.stages[0].resolution
-    fed = pipeline(device, images, side=side, dtype=dtype)
+    fed = pipeline(device, images, side=side, dtype=dtype, augmentation=augmentation)
     with Session(network, build(network), fed, plan=plan, **options) as session:
         for _ in session.epochs():
             for batch, labels in session.batches():
@@ -396,7 +397,9 @@ def test_simulated_workers_have_random_numbers_of_their_own():
     assert len({tuple(one) for one in drawn}) == 4
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "photographs", "images come ahead"])
+@pytest.mark.parametrize(
+    "kind", [*KINDS, "photographs", "images come ahead", "resized crops", "average"]
+)
 def test_a_step_makes_the_host_wait_at_most_once(kind, monkeypatch):
     """PyTorch's own count: it warns where an operation waits. Ours waits by asking an event."""
     plan, build, options = KINDS.get(kind, KINDS["plain"])
@@ -404,6 +407,10 @@ def test_a_step_makes_the_host_wait_at_most_once(kind, monkeypatch):
     if kind == "images come ahead":
         monkeypatch.setattr(pipelines, "RESIDENT_BYTES", 0)
     images = photographs() if kind == "photographs" else None
+    if kind == "resized crops":
+        options = {"augmentation": "resized-crop"}
+    if kind == "average":
+        plan = plan.model_copy(update={"average_epochs": 0.5})
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as seen:
@@ -811,6 +818,29 @@ def test_a_probe_measures_plans_and_trains(tmp_path):
     plan = batchwright.plan(profile, epochs=1)
     summary = batchwright.train(plan, run_folder=tmp_path / "run")
     assert summary.epochs
+
+
+def test_a_network_that_was_judged_on_the_gpu_predicts_there_what_it_predicts_on_the_cpu(tmp_path):
+    """Judged by an average of its weights, with statistics of its own, and by its curvature."""
+    judged = {
+        "average_weights": "on",
+        "cycle": {"recalibrate": 2},
+        "track": ("gradient-norm", "hessian"),
+    }
+    here = {"device": "cuda", "launch": "in-process", "workers": 1}
+    summary = batchwright.run(
+        data="digits", network="resnet8", epochs=2, global_batch=64, **here, **judged,
+        probe={"budget": 1, "learning": 0}, run_folder=tmp_path / "run",
+    )  # fmt: skip
+    last = summary.epochs[-1]
+    assert last.gradient_norm > 0
+    assert last.hessian_eigenvalue is not None
+    counts = [
+        predict(tmp_path / "run", (), [f"device={one}"], out=tmp_path / one, tell=print)
+        for one in ("cuda", "cpu")
+    ]
+    assert counts[0].images == counts[1].images == last.val_count
+    assert abs(counts[0].correct - counts[1].correct) <= 3  # a logit may be rounded otherwise
 
 
 @reaches("workflows.doctor:_device", "workflows.doctor:examine", "workload.host:default_workers")

@@ -2264,3 +2264,16 @@ def test_a_model_on_a_device_without_float64_is_refused():
     refuse_without_float64(torch.device("cuda", 0))
     with pytest.raises(PlanError, match=r"on mps, where PyTorch has no float64"):
         refuse_without_float64(torch.device("mps"))
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+def test_weights_on_several_devices_are_refused(of_model):
+    """As of a network that is spread over GPUs, or of a loss that was never moved to one."""
+    model, elsewhere = make_model(), nn.Linear(2, 2, device="meta")
+    trained = [*model.parameters(), *elsewhere.parameters()]
+    if of_model:
+        model.ends = elsewhere
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    what = r"the model's ends\.weight" if of_model else r"a parameter .* of shape \(2, 2\),"
+    with pytest.raises(PlanError, match=rf"{what} is on meta, and the model's .*weight on cpu"):
+        make_session(model, optimizer)

@@ -390,6 +390,25 @@ def _layout(tensor: Tensor, name: str) -> str:
     return f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {kind}"
 
 
+def refuse_several_devices(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse weights on several devices: their gradients are summed and measured together.
+
+    Raises:
+        PlanError: A weight is on another device than the model's first one.
+    """
+    named = {one: f"the model's {name}" for name, one in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            named.setdefault(one, f"a parameter of the optimizer, of shape {tuple(one.shape)},")
+    (first, name), *others = named.items()
+    for one, other in others:
+        if one.device != first.device:
+            raise PlanError(
+                f"{other} is on {one.device}, and {name} on {first.device}: a session trains "
+                "weights of one device, so move all of them there before the optimizer is built"
+            )
+
+
 def refuse_without_float64(device: torch.device) -> None:
     """Refuse a device without float64, in which losses and norms are summed."""
     if device.type == "mps":
