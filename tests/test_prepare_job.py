@@ -231,6 +231,7 @@ def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
             {"cycle": {"preset": "cifar100"}},
             ["cycle.preset=cifar100 does nothing with method=plain"],
         ),
+        ({"cycle": {"recalibrate": 2}}, []),
         ({"dual": {"extra_time": 1.1}}, ["dual.extra_time=1.1 does nothing with method=plain: it"]),
         (
             {"method": "hybrid", "workers": 2, "cycle": {"batches": (64, 32)}},

@@ -9,6 +9,10 @@ from batchwright.records.registries.registry import Registry
 PAPER = "Lu et al. 2025, arXiv 2509.26092"
 
 
+_OF_ALL = ("cycle.recalibrate",)
+"""Job keys in a method's section that all methods use."""
+
+
 @dataclass(frozen=True)
 class MethodSpec:
     """A method, by its differences from `plain`. Functions are named by import strings.
@@ -60,7 +64,8 @@ class MethodSpec:
 
     def takes(self, key: str) -> bool:
         """Whether this method uses a job key that is not for all methods."""
-        return key not in self.idle and bool({key, key.partition(".")[0]} & {*self.keys})
+        section = key.partition(".")[0]
+        return key not in (*self.idle, *_OF_ALL) and bool({key, section} & {*self.keys})
 
 
 _METHODS = "batchwright.planning.methods"
