@@ -122,6 +122,23 @@ def test_the_time_objective_takes_the_least_time():
     assert 1 < plan.workers < 64
 
 
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_of_equal_candidates_the_smallest_batch_is_taken_whatever_the_rounding(objective):
+    """In passes of 3 images, 64 took a seventeenth digit less than 32, and was chosen for it."""
+    profile = make_profile(data=make_data(train_samples=1280))
+    plan = planned(
+        profile, objective=objective, price=1.0, micro_batch=3, workers=1, least_steps=20
+    )
+    small, large = (
+        next(one for one in allowed(plan) if (one.workers, one.global_batch_size) == (1, batch))
+        for batch in (32, 64)
+    )
+    assert large.train_seconds.value < small.train_seconds.value
+    assert large.train_seconds.value == pytest.approx(small.train_seconds.value, rel=1e-12)
+    assert chosen(plan) == small
+    assert small.frontier == large.frontier
+
+
 def test_the_cost_objective_takes_the_least_cost():
     plan = many_workers(objective="cost", price=2.0)
     near = [one for one in allowed(plan) if one.local_batch_size < 2 * MEASURED]

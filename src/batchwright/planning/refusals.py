@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import ceil, floor, inf, log10
 from operator import attrgetter
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.candidates.objectives.comparisons import EQUAL, by_time
@@ -130,7 +131,7 @@ def best_to_be_had(table: Table, rows: Sequence[Row], progress: Progress) -> str
     least = max(reached.value for reached, *_ in found) - EQUAL
     best, row, limited = min(
         (one for one in found if one[0].value >= least),
-        key=lambda one: (one[1].train_seconds, one[1].order),
+        key=lambda one: by_time(one[1]),
     )
     # With these limits raised some candidate has a chance; it need not be the best one so far.
     raised = next(
@@ -199,7 +200,7 @@ def _none_long_enough(table: Table, rows: Sequence[Row], progress: Progress) -> 
             found.append((max(over.values()), reached, shortest))
     if not found:
         return ""
-    _, reached, row = min(found, key=lambda one: (one[0], *by_time(one[2])))
+    _, reached, row = min(found, key=lambda one: (as_compared(one[0]), *by_time(one[2])))
     longer = row.epochs > progress.planned
 
     def enough(row: Row) -> str:
@@ -246,10 +247,11 @@ def why_none(table: Table, rows: Sequence[Row]) -> str:
         rows: Candidates, all of which miss some limit.
     """
     job = table.job
-    nearest = min(
-        rows,
-        key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
-    )
+
+    def beyond(row: Row) -> float:
+        return as_compared(max(miss.times for miss in row.misses))
+
+    nearest = min(rows, key=lambda row: (len(row.misses), beyond(row), *by_time(row)))
     fewest = fewest_epochs(job)
     kept = OF_LENGTH - {miss.limit for miss in table.trained(nearest, fewest).misses}
 

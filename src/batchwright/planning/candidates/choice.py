@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
@@ -317,7 +318,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
     best, row = choice.accurate, choice.row
     if best is None or best.accuracy is None or row.accuracy is None:
         return ""
-    if best.accuracy - row.accuracy <= choice.objective.tolerance:
+    if as_compared(best.accuracy - row.accuracy) <= choice.objective.tolerance:
         return ""
     if choice.objective.progress.assumed:  # too uncertain to advise another goal
         if goal.objective == "auto":  # `_instead` names what the plan would choose

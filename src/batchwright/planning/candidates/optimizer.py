@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, log2
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.resolution import sides
@@ -36,7 +37,7 @@ class Compared:
         """The optimizer that reaches more; `None` if runs differ by no more than chance."""
         if self.runs and abs(self.muon - self.sgd) <= Z_975 * self.error:
             return None
-        return AUTO[self.muon > self.sgd]
+        return AUTO[as_compared(self.muon) > as_compared(self.sgd)]
 
 
 def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:

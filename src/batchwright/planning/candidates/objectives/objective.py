@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import hypot, inf, log
 from typing import ClassVar
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import level_in_value
@@ -57,7 +58,7 @@ class Objective:
 
     def best(self, rows: Sequence[Row]) -> Row:
         """The candidate to take; ``rows`` are those within the limits."""
-        return min(self.among(rows), key=lambda row: (self.value(row), *by_time(row)))
+        return min(self.among(rows), key=lambda row: (as_compared(self.value(row)), *by_time(row)))
 
     def known(self, best: Row, rows: Sequence[Row]) -> Row:
         """The candidate to take in place of the ``best``, where that is far from all measurements.
@@ -90,11 +91,16 @@ class Objective:
             row
             for row in self.among(rows)
             if row.cluster is not best.cluster
-            and (1 - MIN_SAVING) * self.value(row) < self.value(best) <= self.value(row)
+            and (1 - MIN_SAVING) * self.value(row) < self.value(best)
+            and as_compared(self.value(best)) <= as_compared(self.value(row))
             and (self.table.far_off(best) or not self.table.far_off(row))
             and self._as_good(row, best)
         ]
-        return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
+        return min([best, *near], key=self._time_and_cost)
+
+    def _time_and_cost(self, row: Row) -> tuple[float, float, int, str, int]:
+        """Sort key: the least product of the value and the cost first."""
+        return as_compared(self.value(row) * row.expense), *by_time(row)
 
     def _as_good(self, row: Row, best: Row) -> bool:
         """Whether measurements cannot tell that a candidate's value is above the best's."""
