@@ -27,6 +27,10 @@ _ADVICE = {
     "goal.max_cost": "raise goal.max_cost",
     "goal.preemptions_per_hour": "plan for workers that are not spot, or for a quicker restart "
     "(goal.restart_seconds){fewer}",
+    **{
+        key: f"give global_batch={{value}} or more, or leave {key} out"
+        for key in ("ags.mode", "batch_growth", "scaling")
+    },
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
     "epochs": "give more epochs, or a smaller batch",
 }

@@ -37,7 +37,8 @@ class Miss:
     limit: str  # the job key of the limit
     text: str  # what the candidate takes, and the limit, in words
     times: float  # what the candidate takes over what is allowed
-    # The largest limit that the candidate would keep, for `goal.least_steps`; else 0.
+    # The largest `goal.least_steps` that the candidate would keep, or the smallest batch that can
+    # be cut into two parts; else 0.
     value: int = 0
     unsure: bool = False  # whether only the upper end of the interval is above the limit
 
@@ -241,6 +242,7 @@ class Table:
             text += f"goal.least_steps={goal.least_steps}"
             yield Miss("goal.least_steps", text, goal.least_steps / whole, whole)
         yield from self._share_misses(row)
+        yield from self._noise_misses(row)
         for kind, share in shares_by_kind(row.cluster, row.totals):
             if not self.fits(row, kind, share):
                 yield self._memory_miss(row, kind, share)
@@ -264,6 +266,20 @@ class Table:
         if most is not None and share > most:
             text = f"gives each worker {share:g} images, most_local_batch={most}"
             yield Miss("most_local_batch", text, share / most)
+
+    def _noise_misses(self, row: Row) -> Iterable[Miss]:
+        """The miss of a step of which noise is to be measured, and which one worker cannot cut.
+
+        A batch that is asked for is refused by `check_parts`, as are those of a worker that steps
+        by itself.
+        """
+        kind, _ = row.cluster.members[0]
+        split, fewest = kind.step_split, 2 * kind.least
+        if split is None or split.alone or row.asked or row.cluster.workers > 1:
+            return
+        if split.base_batch < row.batch < fewest:
+            text = f"cannot be cut into the 2 parts that {split.key} takes"
+            yield Miss(split.key.partition("=")[0], text, fewest / row.batch, fewest)
 
     def _memory_miss(self, row: Row, kind: WorkerType, share: int) -> Miss:
         """The miss of a share that does not fit: by prediction, or as the probe failed with it."""
