@@ -287,7 +287,7 @@ def test_a_run_of_another_task_is_refused():
     [
         ({"deadline": 26}, "goal.deadline=26"),
         ({"price": 1.0, "max_cost": 0.013}, "goal.max_cost=0.013"),
-        ({"max_workers": 1}, "2 workers, goal.max_workers=1"),
+        ({"max_workers": 1}, "has 2 workers, goal.max_workers=1"),
         ({"memory": 20 * 2**20}, "the limit is 20.0 MiB"),
         ({"least_steps": 40}, "goal.least_steps=40"),
     ],

@@ -234,7 +234,7 @@ class Table:
     def _misses(self, row: Row) -> Iterable[Miss]:
         goal, workers = self.job.goal, row.cluster.workers
         if goal.max_workers is not None and workers > goal.max_workers:
-            text = f"{workers} workers, goal.max_workers={goal.max_workers}"
+            text = f"has {workers} workers, goal.max_workers={goal.max_workers}"
             yield Miss("goal.max_workers", text, workers / goal.max_workers)
         whole = self.data.train_samples // row.batch
         if whole < goal.least_steps and not row.asked:
@@ -284,14 +284,14 @@ class Table:
     def _memory_miss(self, row: Row, kind: WorkerType, share: int) -> Miss:
         """The miss of a share that does not fit: by prediction, or as the probe failed with it."""
         micro, high = self.micro_batch(row, kind, share), self.peak(row, kind, share).high
-        what = f"{micro} images at once on a worker may take"
+        what = f"for {counted(micro, 'image')} at once on a worker"
         lost = kind.lost(row.cluster.workers, row.resolution)
         if lost is None or micro < lost.local_batch_size or high > kind.limit:
-            text = f"{what} {in_memory(high)}, the limit is {in_memory(kind.limit)}"
+            text = f"may take {in_memory(high)} {what}, the limit is {in_memory(kind.limit)}"
             return Miss("goal.memory", text, high / kind.limit)
         tried = f"a step of {lost.local_batch_size} found too little {lost.short_of}"
         limit = "loaders" if lost.short_of == "shared memory" else "goal.memory"
-        return Miss(limit, f"{what} too much: {tried}", micro / lost.local_batch_size)
+        return Miss(limit, f"may take too much {what}: {tried}", micro / lost.local_batch_size)
 
     def _over(self, limit: str, verb: str, value: float, most: float, row: Row) -> Iterable[Miss]:
         """A miss if the upper end of the interval of ``value`` is above ``most``."""

@@ -18,7 +18,7 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal, Source
 
-_FEW_LEVEL = 4  # most level candidates that are named
+_FEW_LEVEL = 5  # of more level candidates than that, all but four are only counted
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,10 @@ class Objective:
         """
         if not others:
             return ""
-        more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
-        *first, last = [*others[:_FEW_LEVEL], *more]
+        few = list(others)
+        if len(few) > _FEW_LEVEL:
+            few[_FEW_LEVEL - 1 :] = [f"{len(few) - _FEW_LEVEL + 1} more"]
+        *first, last = few
         named = f"{', '.join(first)} and {last}" if first else last
         mends = self.mends_batches if batches else self.mends
         unit = " samples" if batches else ""
