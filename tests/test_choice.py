@@ -139,6 +139,12 @@ def test_of_equal_candidates_the_smallest_batch_is_taken_whatever_the_rounding(o
     assert small.frontier == large.frontier
 
 
+def test_the_least_of_a_limit_is_advised_without_less():
+    few = make_profile(data=make_data(train_samples=3))
+    with pytest.raises(PlanError, match=r"give goal\.least_steps=1$"):
+        planned(few, workers=1)
+
+
 def test_the_cost_objective_takes_the_least_cost():
     plan = many_workers(objective="cost", price=2.0)
     near = [one for one in allowed(plan) if one.local_batch_size < 2 * MEASURED]

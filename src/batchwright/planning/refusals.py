@@ -18,7 +18,7 @@ from batchwright.records.text.formatting import counted, duration, percent, shar
 
 _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
-    "goal.least_steps": "give goal.least_steps={value} or less{fewer}",
+    "goal.least_steps": "give goal.least_steps={value}{less}{fewer}",
     "least_local_batch": "give a smaller least_local_batch{fewer}",
     "most_local_batch": "raise most_local_batch",
     "goal.memory": "raise {memory}, or train a smaller network or resolution",
@@ -270,6 +270,7 @@ def why_none(table: Table, rows: Sequence[Row]) -> str:
     advice = "; ".join(
         _ADVICE[miss.limit].format(
             value=miss.value,
+            less=" or less" if miss.value > 1 else "",
             memory=memory,
             fewer=", or fewer workers" if nearest.cluster.workers > 1 else "",
         )
