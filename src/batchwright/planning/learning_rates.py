@@ -206,8 +206,9 @@ def _rates_tried(
     if bounded:
         does_best = "more than the usual one reached more with smaller batches"
     if planned.offset:
-        more = f"{100 * (best - usual):.1f} points more"
-        does_best = f"{exp(planned.offset):.3g} times it reaches {more} than the usual one"
+        more = f"{100 * (best - usual):.1f} points more than"
+        more = "as much as" if more.startswith("0.0 ") else more
+        does_best = f"{exp(planned.offset):.3g} times it reaches {more} the usual one"
     words = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
         f"by the learning curve{few}: {does_best}."

@@ -214,8 +214,8 @@ def workers_reason(
             f"Not taken: {other}. It would save less than {percent(MIN_SAVING, 0)} of the time, no "
             "more than measurements may be off."
         )
-    sizes = {one.cluster.workers: None for one in choice.level if one.cluster is not row.cluster}
-    level = choice.objective.level_words([counted(count, "worker") for count in sizes])
+    sizes = [_size(one, named=named) for one in choice.level if one.cluster is not row.cluster]
+    level = choice.objective.level_words(list(dict.fromkeys(sizes)))
     stated = "; ".join(kind.stated for kind, _ in row.cluster.members if kind.stated)
     if threads is not None and threads > 1:
         why += f" Each with {threads} compute threads, as it was timed."
@@ -401,5 +401,8 @@ def _share(other: float, chosen: float, what: str) -> str:
 
 
 def _named(row: Row, *, named: bool) -> str:
-    workers = str(row.cluster) if named else counted(row.cluster.workers, "worker")
-    return f"{workers}, global batch {row.batch}"
+    return f"{_size(row, named=named)}, global batch {row.batch}"
+
+
+def _size(row: Row, *, named: bool) -> str:
+    return str(row.cluster) if named else counted(row.cluster.workers, "worker")
