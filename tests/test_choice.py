@@ -1,6 +1,7 @@
 """`planning.candidates.choice`: the frontier, every objective and limit, and what nothing meets."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.choice import _share
+from batchwright.planning import planner
+from batchwright.planning.candidates.choice import _share, choose
 from batchwright.planning.candidates.objectives.comparisons import pareto
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
@@ -430,6 +432,21 @@ def test_alternatives_tell_their_loss():
     assert sizes[0].value.startswith("1 worker, global batch")
     assert "more time" in sizes[0].loss
     assert "cost" in sizes[0].loss
+
+
+def test_a_batch_that_is_too_far_off_is_named_with_its_workers_where_they_are_others(monkeypatch):
+    """'Not taken: 143 samples' was a batch that the chosen workers do not have."""
+
+    def passing(*given):
+        found = choose(*given)
+        others = (row for row in given[1] if row.cluster is not found.row.cluster)
+        return replace(found, passed=next(others))
+
+    monkeypatch.setattr(planner, "choose", passing)
+    plan = planned()
+    other = 3 - plan.workers
+    why = reason(plan, "global batch").why
+    assert re.search(rf"Not taken: \d+ samples on {other} workers? \(", why)
 
 
 def test_in_process_is_one_worker():

@@ -243,7 +243,7 @@ def make_plan(
             resolution_reason(stage.resolution, data, other_resolutions(row, rows)),
             *measured,
             *method_reason(settled),
-            batch_reason(job, choice, knee),
+            batch_reason(job, choice, knee, named=named),
             *of_batch,
             *of_time,
             training_time(job, chosen),

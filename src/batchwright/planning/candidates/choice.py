@@ -285,8 +285,15 @@ def _exchange(cluster: ClusterOption) -> str:
     return f"Exchanging {in_memory(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
 
 
-def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
-    """The reason for the global batch; ``knee`` is that of the chosen cluster."""
+def batch_reason(job: Job, choice: Choice, knee: KneeFit | None, *, named: bool) -> Reason:
+    """The reason for the global batch.
+
+    Args:
+        job: Resolved.
+        choice: The choice.
+        knee: That of the chosen cluster.
+        named: Whether workers are of named kinds.
+    """
     row, goal = choice.row, job.goal
     source: Source = choice.objective.source
     why = choice.objective.why_batch(row, knee)
@@ -296,10 +303,11 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
             why += f", fewer than goal.least_steps={goal.least_steps}"
         why += f".{_instead(choice)}"
     passed = ""
-    if choice.passed is not None:
+    if (far := choice.passed) is not None:
+        on = "" if far.cluster is row.cluster else f" on {_size(far, named=named)}"
         passed = (
-            f"Not taken: {choice.passed.batch} samples ({compared(choice.passed, row)}). That is "
-            "predicted far beyond what was measured, too uncertain to prefer it."
+            f"Not taken: {far.batch} samples{on} ({compared(far, row)}). That is predicted far "
+            "beyond what was measured, too uncertain to prefer it."
         )
     others = [str(one.batch) for one in choice.level if one.cluster is row.cluster]
     texts = [why, passed, _less_accurate(goal, choice)]
