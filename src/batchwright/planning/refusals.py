@@ -227,9 +227,10 @@ def _none_long_enough(table: Table, rows: Sequence[Row], progress: Progress) -> 
     if short:
         # Candidates with larger batches may have as many epochs, but fewer steps.
         what = f"the {progress.predictable_steps} steps from which on anything is told"
+    why = "".join(f", which {miss.text}" for miss in row.misses if miss.unsure)
     return (
         f"no candidate is trained for {what} within {' and '.join(within)}; with the least more "
-        f"than that, {_to_be_had(reached, row, progress)}: give {advice}"
+        f"than that, {_to_be_had(reached, row, progress)}{why}: give {advice}"
     )
 
 
