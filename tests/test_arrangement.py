@@ -46,6 +46,16 @@ def settled(plan, shares=None, **how):
     return arranged(plan, shares, trainer="theirs", words=names, **{**theirs, **how})
 
 
+@pytest.mark.parametrize("left_out", ["rank", "workers", "least"])
+def test_a_sampler_takes_a_workers_place_and_what_its_passes_need(left_out):
+    """Without the latter, a pass could have one sample, which batch normalization cannot take."""
+    given = {"rank": 1, "workers": 2, "least": 2}
+    assert settled(None).sampler(SAMPLES, **given).rank == 1
+    del given[left_out]
+    with pytest.raises(TypeError, match=left_out):
+        settled(None).sampler(SAMPLES, **given)
+
+
 def test_a_plan_says_batch_accumulation_and_rate_and_without_one_they_stay():
     made = settled(planned(micro=20))
     assert (made.global_batch, made.passes, made.shares) == (96, 3, (48, 48))

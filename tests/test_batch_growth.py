@@ -38,6 +38,7 @@ from samples import (
     make_job,
     make_network,
     make_profile,
+    make_step,
     make_summary,
     reason,
 )
@@ -162,6 +163,31 @@ def test_noise_takes_two_parts_of_a_step_which_one_worker_makes_of_micro_batches
     assert all(row.accumulation_steps >= 2 for row in alone.growth)
     usual = make_plan(make_profile(job=make_job(), data=DATA), make_job(workers=1, global_batch=64))
     assert usual.stages[0].accumulation_steps == 1
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"batch_growth": "noise"},
+        {"scaling": "gain", "base_batch": 1},
+        {"ags": {"mode": "norm"}, "base_batch": 1},
+    ],
+)
+def test_a_plan_takes_no_batch_whose_noise_cannot_be_measured(keys) -> None:
+    """Its own choice was refused, although the next batch would do."""
+    proportional = [make_step(1, batch, seconds=0.001 * batch) for batch in (2, 4, 8, 16)]
+    asked = {"workers": 1, "goal": {"objective": "knee"}}
+    profile = make_profile(job=make_job(**asked), steps=tuple(proportional))
+    usual = make_plan(profile, make_job(**asked))
+    assert usual.stages[0].global_batch_size == 2
+    plan = make_plan(profile, make_job(**asked, **keys))
+    assert plan.stages[0].global_batch_size >= 4
+    assert plan.stages[0].accumulation_steps >= 2
+    small = next(one for one in plan.considered if one.global_batch_size == 2)
+    assert "cannot be cut into the 2 parts" in small.refused
+    few = profile.model_copy(update={"data": make_data(train_samples=30)})
+    with pytest.raises(PlanError, match=r"give global_batch=4 or more, or leave"):
+        make_plan(few, make_job(**asked, **keys))
 
 
 def test_a_plan_without_measurements_grows_too() -> None:

@@ -96,6 +96,10 @@ def test_where_time_is_in_proportion_the_smallest_candidate_is_the_knee():
     assert knee_point([16, 32, 64], lambda batch: 0.001, 0.05) == 16
 
 
+def test_a_doubling_that_saves_exactly_the_share_is_a_knee_whatever_the_rounding():
+    assert knee_point([16], {16: 1.0, 32: 0.95}.__getitem__, 0.05) == 16  # 1 - 0.95 > 0.05
+
+
 def test_kneedle_gives_the_answers_measured_before():
     def epoch(x):
         return (0.0005 * x + 0.035) * -(-50_000 // (4 * x))

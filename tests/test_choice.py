@@ -1,6 +1,7 @@
 """`planning.candidates.choice`: the frontier, every objective and limit, and what nothing meets."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.choice import _share
+from batchwright.planning import planner
+from batchwright.planning.candidates.choice import _share, choose
 from batchwright.planning.candidates.objectives.comparisons import pareto
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
@@ -120,6 +122,29 @@ def test_the_time_objective_takes_the_least_time():
     plan = many_workers(objective="time")
     assert chosen(plan).train_seconds.value == min(o.train_seconds.value for o in allowed(plan))
     assert 1 < plan.workers < 64
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_of_equal_candidates_the_smallest_batch_is_taken_whatever_the_rounding(objective):
+    """In passes of 3 images, 64 took a seventeenth digit less than 32, and was chosen for it."""
+    profile = make_profile(data=make_data(train_samples=1280))
+    plan = planned(
+        profile, objective=objective, price=1.0, micro_batch=3, workers=1, least_steps=20
+    )
+    small, large = (
+        next(one for one in allowed(plan) if (one.workers, one.global_batch_size) == (1, batch))
+        for batch in (32, 64)
+    )
+    assert large.train_seconds.value < small.train_seconds.value
+    assert large.train_seconds.value == pytest.approx(small.train_seconds.value, rel=1e-12)
+    assert chosen(plan) == small
+    assert small.frontier == large.frontier
+
+
+def test_the_least_of_a_limit_is_advised_without_less():
+    few = make_profile(data=make_data(train_samples=3))
+    with pytest.raises(PlanError, match=r"give goal\.least_steps=1$"):
+        planned(few, workers=1)
 
 
 def test_the_cost_objective_takes_the_least_cost():
@@ -270,7 +295,7 @@ def test_a_run_of_another_task_is_refused():
     [
         ({"deadline": 26}, "goal.deadline=26"),
         ({"price": 1.0, "max_cost": 0.013}, "goal.max_cost=0.013"),
-        ({"max_workers": 1}, "2 workers, goal.max_workers=1"),
+        ({"max_workers": 1}, "has 2 workers, goal.max_workers=1"),
         ({"memory": 20 * 2**20}, "the limit is 20.0 MiB"),
         ({"least_steps": 40}, "goal.least_steps=40"),
     ],
@@ -407,6 +432,21 @@ def test_alternatives_tell_their_loss():
     assert sizes[0].value.startswith("1 worker, global batch")
     assert "more time" in sizes[0].loss
     assert "cost" in sizes[0].loss
+
+
+def test_a_batch_that_is_too_far_off_is_named_with_its_workers_where_they_are_others(monkeypatch):
+    """'Not taken: 143 samples' was a batch that the chosen workers do not have."""
+
+    def passing(*given):
+        found = choose(*given)
+        others = (row for row in given[1] if row.cluster is not found.row.cluster)
+        return replace(found, passed=next(others))
+
+    monkeypatch.setattr(planner, "choose", passing)
+    plan = planned()
+    other = 3 - plan.workers
+    why = reason(plan, "global batch").why
+    assert re.search(rf"Not taken: \d+ samples on {other} workers? \(", why)
 
 
 def test_in_process_is_one_worker():

@@ -300,8 +300,8 @@ def test_a_batch_larger_than_its_share_is_refused():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"a": -1e-4}, "cannot take"),
-        ({"a": float("nan")}, "cannot take"),
+        ({"a": -1e-4}, "which cannot be"),
+        ({"a": float("nan")}, "which cannot be"),
         ({"batch": 0}, "local batch 0"),
         ({"samples": 0}, "of 0 samples"),
         ({"small": -1}, "at least one, and none less than 0"),

@@ -530,7 +530,7 @@ def test_a_gain_of_the_rate_wants_parts_too_and_the_plan_says_that_both_act():
 def test_bounds_that_cross_and_batches_of_one_part_are_refused():
     with pytest.raises(JobError, match=r"ags\.least=3 is more than ags\.most=2"):
         planned(global_batch=512, ags={"mode": "norm", "least": 3, "most": 2})
-    with pytest.raises(PlanError, match=r"ags\.mode=norm tells noise .* a batch of 3 is one part"):
+    with pytest.raises(PlanError, match=r"ags\.mode=norm .* 3 samples cannot be cut into 2 of"):
         planned(global_batch=3, base_batch=2, ags={"mode": "norm"})
 
 

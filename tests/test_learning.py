@@ -672,6 +672,9 @@ def test_what_may_tell_level_batches_apart_is_named():
     )
     assert "probe.learning" not in auto.level_words(["2 workers"])
     assert "probe.budget" in auto.level_words(["2 workers"])
+    # The fifth of five was "and 1 more samples".
+    assert "1, 2, 3, 4 and 5 samples." in auto.level_words([*"12345"], batches=True)
+    assert "1, 2, 3, 4 and 2 more samples." in auto.level_words([*"123456"], batches=True)
     words = auto.level_words(["64"], batches=True)
     assert "a larger probe.budget may for their times, probe.learning for their accuracy" in words
     assert "probe.learning" not in time.level_words(["64"], batches=True)

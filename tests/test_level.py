@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,20 @@ def test_clusters_that_take_the_same_time_within_their_errors_are_level():
     for one in plan.considered:
         assert ("may be as good" in candidate_words(plan, one).split(", ")) == one.level
     assert "may be as good" in plan.explain()
+
+
+def test_level_clusters_of_other_kinds_are_told_by_their_kinds():
+    """Of two workers on demand '2 workers' were said to be as good: two spot ones."""
+    profile = profile_of(1.1, 0.15)
+    name = profile.cluster.device_name
+    kinds = (
+        {"kind": "owned", "like": name, "count": 2},
+        {"kind": "spot", "like": name, "count": 2},
+    )
+    why = reason(planned(profile, kinds=kinds, objective="time"), "workers").why
+    (told,) = re.findall(r"May be as good: (.*?)\. ", why)
+    assert "2 spot" in told
+    assert "worker" not in told
 
 
 @pytest.mark.parametrize("second", [1.1, 3.0])

@@ -589,6 +589,19 @@ def test_limits_below_one_epoch_name_the_least_that_gives_any_training(limits, b
         assert taken.high <= most
 
 
+def test_an_epoch_that_only_may_take_too_long_says_how_long_it_may_take():
+    """It was said to take less than the deadline, and to need a later one."""
+    job = PROFILE.job.model_copy(update={"global_batch": 32, "goal": Goal(accuracy=0.3)})
+    shortest = Goal(accuracy=0.3, deadline=0.01)
+    with pytest.raises(PlanError) as refused:
+        make_plan(PROFILE, job.model_copy(update={"goal": shortest}))
+    takes = float(re.search(r"in 1 epoch, ([0-9.]+) s", str(refused.value))[1])
+    assert "may take" not in str(refused.value)
+    tight = Goal(accuracy=0.3, deadline=1.01 * takes)
+    with pytest.raises(PlanError, match=r"in 1 epoch, .* s, which is expected to .* may take"):
+        make_plan(PROFILE, job.model_copy(update={"goal": tight}))
+
+
 def test_what_a_large_batch_is_said_to_reach_is_after_the_steps_of_which_anything_is_known():
     """One epoch with it has 3, of which nothing is told."""
     goal = Goal(accuracy=0.3, deadline=0.01)

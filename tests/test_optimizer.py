@@ -7,7 +7,12 @@ import torch
 
 from batchwright.distributed.group import Group
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer, extra_seconds
+from batchwright.planning.candidates.optimizer import (
+    Compared,
+    chosen_optimizer,
+    extra_seconds,
+    optimizer_reason,
+)
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.probing.bench import Bench
@@ -102,6 +107,23 @@ def test_without_trials_the_optimizer_is_that_which_other_tasks_lead_to_expect(b
         assert "There are no trials: by what other tasks' trainings showed" in reason.why
     asked = make_plan(make_profile(job=make_job(optimizer="sgd", global_batch=512)))
     assert all(one.choice != "optimizer" for one in asked.reasons)
+
+
+@pytest.mark.parametrize(
+    ("muon", "said"),
+    [
+        (0.9004, "as much held out as SGD"),
+        (0.901, "0.1 points more held out"),
+        (0.89, "1.0 points l"),
+    ],
+)
+def test_a_difference_that_rounds_to_nothing_is_told_as_none(muon, said):
+    (reason,) = optimizer_reason(
+        make_job(optimizer="auto", learning_rate="auto"),
+        128,
+        (Compared(batch=128, sgd=0.9, muon=muon, error=0.01, runs=0, by="the trials"),),
+    )
+    assert f"Muon would reach {said}" in reason.why
 
 
 def test_the_optimizers_are_compared_in_the_same_time():

@@ -77,6 +77,18 @@ def test_what_cannot_be_gone_on_with_is_said(changed, why):
     assert why_not(changed, PLAN, 0) == why
 
 
+def test_rows_of_a_growing_batch_may_be_predicted_otherwise():
+    """Another version's plan was refused for the times of these rows alone."""
+    (row,) = another(PLAN, local_batch_sizes=(12,)).stages
+    growing = PLAN.model_copy(update={"growth": (row,)})
+    later = row.model_copy(update={"fixed_samples": 3.0, "predicted_bytes": None, "epochs": 9})
+    assert not why_not(growing.model_copy(update={"growth": (later,)}), growing, 2)
+    other = row.model_copy(update={"learning_rate": 9.0})
+    for changed in ((other,), ()):
+        found = why_not(growing.model_copy(update={"growth": changed}), growing, 0)
+        assert found == "it has another growth"
+
+
 def test_a_run_goes_on_with_its_hosts_in_another_order():
     plan = make_tiny_plan((6, 4, 2), epochs=EPOCHS)
     arranged = another(plan, local_batch_sizes=(2, 6, 4))

@@ -440,6 +440,8 @@ def test_two_groups_take_two_workers_or_more_where_the_plan_may_choose():
     alone = planned("dual-batch", profile_of(workers=1))
     assert (alone.workers, alone.server.small_workers) == (1, 0)
     assert "no two groups" in reason(alone, "small-batch workers").why
+    # It was refused, with advice to leave one of workers=auto and global_batch=auto to the plan.
+    assert planned("dual-batch", profile, launch="in-process").workers == 1
 
 
 def test_the_plan_says_what_is_known_of_small_batches_and_shows_the_control():

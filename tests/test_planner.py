@@ -340,7 +340,7 @@ def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):
             "no gradient noise scale",
         ),
         ({}, {"goal": Goal(kinds=({"kind": "t4", "count": 1},))}, "no profile of 't4', only"),
-        ({}, {"goal": Goal(memory=MIB)}, r"2 images.* MiB.*limit is 1\.00 MiB: raise goal"),
+        ({}, {"goal": Goal(memory=MIB)}, r"px, may take .* MiB for 2 images.*is 1\.00 MiB: raise"),
         ({"samples": 3}, {}, "3 training images.*2 worker"),
         ({"samples": 30}, {}, "least_steps=10.*least_steps=7 or less, or fewer workers"),
         (
@@ -452,7 +452,8 @@ def test_a_batch_that_ran_out_of_memory_bounds_the_candidates():
     assert max(one.local_batch_size for one in plan.considered if not one.refused) == 128
     assert "At 200 images memory ran out." in reason(plan, "largest local batch").why
     (refused, *_) = [one.refused for one in plan.considered if one.local_batch_size > 128]
-    assert refused.endswith("may take too much: a step of 200 found too little memory")
+    assert refused.startswith("may take too much for ")
+    assert refused.endswith("at once on a worker: a step of 200 found too little memory")
 
 
 def test_a_plan_says_where_too_little_shared_memory_bounds_the_batch():

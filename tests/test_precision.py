@@ -18,7 +18,7 @@ from batchwright.probing.measure import precision as module
 from batchwright.probing.measure.comparison import WORTHWHILE, compare
 from batchwright.probing.measure.precision import USUAL_BATCH, choose_precision, planned_batch
 from batchwright.records import Goal
-from samples import make_data, make_job, make_profile
+from samples import make_cluster, make_data, make_job, make_profile
 from test_probe import tiny_image_data, tiny_job
 
 CPU = torch.device("cpu")
@@ -233,6 +233,26 @@ def test_the_reason_tells_batch_ratio_and_interval(monkeypatch):
     assert "not certain to be a difference" in why(level)
     slow = Machine(float32=(0, 0.02), bfloat16=(0, 0.01))
     assert "The choice is for 256 images" in why(slow)
+
+
+@pytest.mark.parametrize(
+    ("formats", "precision", "said"),
+    [
+        ((), "float32", "The one the profile was taken in, on {}."),
+        (
+            ("float32",),
+            "float32",
+            "{} computes in float32 alone: it has no instructions for 16",
+        ),
+        (("float32",), "bfloat16", "taken in, on {}, which computes in float32 alone."),
+        (("float32", "bfloat16"), "bfloat16", "on {}, which computes in float32 and bfloat16."),
+    ],
+)
+def test_the_reason_tells_which_formats_the_processor_computes_in(formats, precision, said):
+    """Where there was no other, it only said that the profile was taken in this one."""
+    cluster = make_cluster(formats=formats)
+    why = measured_precision(make_profile(cluster=cluster), precision).why
+    assert said.format(cluster.device_name) in why
 
 
 def test_a_format_whose_gradients_are_not_finite_is_not_taken(monkeypatch):

@@ -184,9 +184,9 @@ def test_resolutions_too_small_for_the_network_are_refused_with_the_least():
         ({"micro_batch": 1}, "micro_batch=1 cuts a local batch of 2"),
         (
             {"ags": {"mode": "norm"}, "global_batch": 3, "base_batch": 1, "workers": 1},
-            "a batch of 3 is one part of at least 2",
+            "3 samples cannot be cut into 2 of at least 2: give global_batch=4 or more",
         ),
-        ({"scaling": "gain", "global_batch": 3, "base_batch": 1}, "a batch of 3 is one part"),
+        ({"scaling": "gain", "global_batch": 3, "base_batch": 1}, "3 samples cannot be cut"),
         (
             {"ags": {"mode": "norm", "least": 5}, "global_batch": 512},
             "ags.least=5 is more than the largest factor at a batch of 512, 2",

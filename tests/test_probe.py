@@ -277,6 +277,18 @@ def test_an_allocation_is_seen_at_its_size():
     assert 25 * 2**20 < peak < 25 * 2**20 + 10_000
 
 
+def test_the_peak_of_a_users_own_data_contains_the_images_as_in_a_training():
+    """They were made before the step, so they counted for nothing."""
+    bench, size = tiny_bench(), 512
+    weighed, _ = weigh(bench, bench.supply(size, SIDE))
+    with closing(bench.batches.feed(1)) as feed:
+        batches = bench.stream(feed, [size], SIDE)
+        trained, _ = weigh(bench, lambda: next(batches))
+    images = 4 * 3 * SIDE * SIDE * size
+    assert weighed > images
+    assert weighed == pytest.approx(trained, abs=images / 10)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the largest resident size")
 def test_the_resident_size_is_that_of_the_step_not_of_a_larger_one_before():
     bench = tiny_bench(network="resnet8")

@@ -443,6 +443,18 @@ def test_a_plan_for_ten_thousand_workers_is_explained_on_two_screens():
     assert f"Candidates ({left} more in plan.json)" in page(make_summary(plan=plan, epochs=()))
 
 
+def test_candidates_that_may_be_as_good_are_shown_before_those_at_other_resolutions():
+    """Of three resolutions the lower ones were shown, and what could have been chosen was not."""
+    plan = make_plan()
+    lower = [make_prediction(batch, resolution=16) for batch in range(2, 2 * MAX_ROWS, 2)]
+    level = make_prediction(20, workers=1, level=True)
+    other = make_prediction(22, workers=1)
+    plan = plan.model_copy(update={"considered": (*lower, other, level, *plan.considered)})
+    kept = kept_candidates(plan)
+    assert len(kept) == MAX_ROWS
+    assert {level, other, *make_plan().considered} <= set(kept)
+
+
 def test_a_knee_above_the_chart_is_not_drawn():
     plan = make_choice()
     steep = make_candidate(2, 4, train_seconds=Estimate(value=1e5, low=1e5, high=1e5))

@@ -172,7 +172,16 @@ def test_a_warmup_that_was_asked_for_and_raises_nothing_is_doubted(job, doubted)
     assert len(doubts) == doubted
     assert not doubted or "warmup_epochs=2 raises nothing" in doubts[0]
     (why,) = (one.why for one in plan.reasons if one.choice == "warm-up")
-    assert ("It raises nothing" in why) == doubted
+    stays = f"It raises nothing: the rate stays at {plan.learning_rate.peak:.4g}, as the peak"
+    assert (stays in why) == doubted
+
+
+def test_a_warmup_over_all_epochs_leaves_nothing_to_decay_in():
+    """The reason still told of half a cosine to 0."""
+    for epochs, said in ((30, "The warm-up takes all epochs"), (29, "Half a cosine")):
+        plan = plan_of(warmup_epochs=epochs)
+        (why,) = (one.why for one in plan.reasons if one.choice == "decay")
+        assert why.startswith(said)
 
 
 def test_a_warmup_that_does_not_end_is_doubted_where_a_plan_was_written_by_hand():

@@ -1,9 +1,22 @@
-"""Candidate global batches, steps of an epoch, and the knee where doubling saves too little."""
+"""Candidate global batches, how they are compared, and the knee where doubling saves too little."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+
+
+def as_compared(value: float) -> float:
+    """A time, cost, share or accuracy as candidates are compared by it: to nine digits.
+
+    In small micro-batches an epoch takes as long with any batch. Without this, the rounding errors
+    of the sums would choose one of them.
+
+    Example:
+        >>> as_compared(101.01599999999999) == as_compared(101.01600000000002)
+        True
+    """
+    return float(f"{value:.8e}")
 
 
 def candidates(workers: int, most_global: int, *, least_local: int = 1) -> list[int]:
@@ -99,7 +112,8 @@ def knee_point(
         The batch; `None` if every doubling saves more than that share.
     """
     for batch in sorted(batches):
-        if 1 - seconds_per_sample(2 * batch) / seconds_per_sample(batch) <= doubling_gain:
+        saves = 1 - seconds_per_sample(2 * batch) / seconds_per_sample(batch)
+        if as_compared(saves) <= doubling_gain:
             return batch
     return None
 

@@ -352,8 +352,8 @@ def _check(
     """
     if not (isfinite(a) and isfinite(b) and a >= 0) or a + b <= 0:
         raise PlanError(
-            f"a step of x samples cannot take {a:g} x + {b:g} seconds: measure at more batches (a "
-            "larger probe.budget)"
+            f"by what was measured, a step takes {b:.3g} s and {a:.3g} s more for each image, "
+            "which cannot be: measure more batches, with a larger probe.budget"
         )
     if extra_time < 1:
         raise PlanError(f"dual.extra_time={extra_time:g} is below 1: large batches are quickest")

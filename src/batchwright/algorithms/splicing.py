@@ -94,8 +94,13 @@ def why_not(plan: Plan, former: Plan, epochs: int) -> str:
     if plan.epochs != former.epochs and not longer:
         return f"it has {plan.epochs} epochs in place of {former.epochs}"
     for name in Plan.model_fields:
-        if name not in (*_EXPLAINING, "stages") and getattr(plan, name) != getattr(former, name):
+        if name in (*_EXPLAINING, "stages", "growth"):
+            continue
+        if getattr(plan, name) != getattr(former, name):
             return f"it has another {name}"
+    growth, before = ([_of_an_epoch(one, row) for row in one.growth] for one in (plan, former))
+    if growth != before:
+        return "it has another growth"
     rows = list(zip(_by_epoch(plan), _by_epoch(former), strict=False))  # epochs of both plans
     changed = [number for number, (new, old) in enumerate(rows) if new != old]
     if changed and changed[0] < max(1, epochs):  # the first row has to agree in any case
@@ -108,14 +113,18 @@ def why_not(plan: Plan, former: Plan, epochs: int) -> str:
 
 
 def _by_epoch(plan: Plan) -> Iterator[Stage]:
-    """The row of each epoch, as a row of one epoch, without what is merely told.
+    """The row of each epoch, by `_of_an_epoch`."""
+    for stage in plan.stages:
+        yield from [_of_an_epoch(plan, stage)] * stage.epochs
+
+
+def _of_an_epoch(plan: Plan, stage: Stage) -> Stage:
+    """A plan's row as a row of one epoch, without what is merely told.
 
     Without a server local batches are sorted: workers get them by their kinds, so a run may go on
     with its hosts in another order.
     """
     untold = {name: Stage.model_fields[name].default for name in TOLD_OF_A_ROW}
-    for stage in plan.stages:
-        sizes = stage.local_batch_sizes
-        ordered = sizes if plan.server is not None else tuple(sorted(sizes))
-        row = stage.model_copy(update={"epochs": 1, "local_batch_sizes": ordered, **untold})
-        yield from [row] * stage.epochs
+    sizes = stage.local_batch_sizes
+    ordered = sizes if plan.server is not None else tuple(sorted(sizes))
+    return stage.model_copy(update={"epochs": 1, "local_batch_sizes": ordered, **untold})

@@ -175,9 +175,10 @@ def check_step(job: Job, local: Sequence[int], micro_batch: int, least: int) -> 
     if split is None or sum(local) <= split.base_batch:
         return
     if _parts(local, micro_batch, least) < 2:
+        larger = "a larger batch" if split.alone else f"global_batch={2 * least} or more"
         raise PlanError(
-            f"{split.key} tells noise from signal by at least 2 parts of a step, and a batch of "
-            f"{sum(local)} is one part of at least {least}: give a larger global_batch"
+            f"{split.key} tells noise from signal by at least 2 parts of a step, and "
+            f"{sum(local)} samples cannot be cut into 2 of at least {least}: give {larger}"
         )
 
 

@@ -114,6 +114,8 @@ def rate_at_top(
 def _reasons(
     job: Job, rule: LearningRateRule, batch: int, rate: Chosen[float], decay: Chosen[str]
 ) -> tuple[Reason, ...]:
+    if rule.decay != "none" and rule.warmup_epochs >= job.epochs:
+        decay = decay._replace(why="The warm-up takes all epochs, so nothing is left to decay in.")
     return (
         rate.reason("learning rate", f"{rate.value:.4g} per step"),
         _warmup(job, rule, batch).reason(
@@ -174,7 +176,10 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
     }
     why, source, reference = reasons[found.by]
     if found.by == "job" and raises_nothing(rule):
-        why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
+        why += (
+            f" It raises nothing: the rate stays at {rule.peak:.4g}, as the peak is not above the "
+            f"rate of base_batch, {rule.base:.4g}."
+        )
     if found.by == "rate" and rule.scaling == "gain":
         why = "None: the gain is 1 until it is measured, and small while gradients agree."
     if found.by == "rate" and rule.warmup_start is not None:
@@ -201,8 +206,9 @@ def _rates_tried(
     if bounded:
         does_best = "more than the usual one reached more with smaller batches"
     if planned.offset:
-        more = f"{100 * (best - usual):.1f} points more"
-        does_best = f"{exp(planned.offset):.3g} times it reaches {more} than the usual one"
+        more = f"{100 * (best - usual):.1f} points more than"
+        more = "as much as" if more.startswith("0.0 ") else more
+        does_best = f"{exp(planned.offset):.3g} times it reaches {more} the usual one"
     words = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
         f"by the learning curve{few}: {does_best}."

@@ -116,7 +116,13 @@ def fewer_cores(profile: Profile, stages: Sequence[Stage], threads: int) -> int 
 
 def measured_precision(profile: Profile, precision: Precision) -> Reason:
     """The number format in which the profile was taken."""
-    why = f"The one the profile was taken in, on {profile.cluster.device_name}."
+    formats, name = profile.cluster.formats, profile.cluster.device_name
+    why = f"The one the profile was taken in, on {name}."
+    if formats == (precision,):
+        why = f"{name} computes in {precision} alone: it has no instructions for 16-bit formats."
+    elif formats:
+        alone = " alone" if len(formats) == 1 else ""
+        why = f"{why[:-1]}, which computes in {' and '.join(formats)}{alone}."
     if profile.precisions:
         size = profile.precisions[0].local_batch_size
         times = " and ".join(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import hypot, inf
 from pkgutil import resolve_name
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.candidates.objectives.comparisons import MIN_SAVING
 from batchwright.planning.candidates.preemptions import losses_of_plan
@@ -62,7 +63,7 @@ class PlannedMethod:
             why = "not known to learn as much"
         elif self.least < -goal.accuracy_tolerance:
             why = "may lose more than goal.accuracy_tolerance"
-        elif self.value(goal) > best.value(goal):
+        elif as_compared(self.value(goal)) > as_compared(best.value(goal)):
             why = "costs more" if goal.by_cost else "takes longer"
         return f"{self.words}; {why}"
 
@@ -107,7 +108,7 @@ def plan_of_best(
     }
     if not alike:
         raise problems[PLAIN.name]
-    values = {method: one.value(job.goal) for method, one in alike.items()}
+    values = {method: as_compared(one.value(job.goal)) for method, one in alike.items()}
     best = min(values, key=values.__getitem__)
     if values[best] > (1 - MIN_SAVING) * values.get(PLAIN.name, inf):
         best = PLAIN.name

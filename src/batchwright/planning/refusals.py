@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import ceil, floor, inf, log10
 from operator import attrgetter
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.candidates.objectives.comparisons import EQUAL, by_time
@@ -17,7 +18,7 @@ from batchwright.records.text.formatting import counted, duration, percent, shar
 
 _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
-    "goal.least_steps": "give goal.least_steps={value} or less{fewer}",
+    "goal.least_steps": "give goal.least_steps={value}{less}{fewer}",
     "least_local_batch": "give a smaller least_local_batch{fewer}",
     "most_local_batch": "raise most_local_batch",
     "goal.memory": "raise {memory}, or train a smaller network or resolution",
@@ -26,6 +27,10 @@ _ADVICE = {
     "goal.max_cost": "raise goal.max_cost",
     "goal.preemptions_per_hour": "plan for workers that are not spot, or for a quicker restart "
     "(goal.restart_seconds){fewer}",
+    **{
+        key: f"give global_batch={{value}} or more, or leave {key} out"
+        for key in ("ags.mode", "batch_growth", "scaling")
+    },
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
     "epochs": "give more epochs, or a smaller batch",
 }
@@ -130,7 +135,7 @@ def best_to_be_had(table: Table, rows: Sequence[Row], progress: Progress) -> str
     least = max(reached.value for reached, *_ in found) - EQUAL
     best, row, limited = min(
         (one for one in found if one[0].value >= least),
-        key=lambda one: (one[1].train_seconds, one[1].order),
+        key=lambda one: by_time(one[1]),
     )
     # With these limits raised some candidate has a chance; it need not be the best one so far.
     raised = next(
@@ -199,7 +204,7 @@ def _none_long_enough(table: Table, rows: Sequence[Row], progress: Progress) -> 
             found.append((max(over.values()), reached, shortest))
     if not found:
         return ""
-    _, reached, row = min(found, key=lambda one: (one[0], *by_time(one[2])))
+    _, reached, row = min(found, key=lambda one: (as_compared(one[0]), *by_time(one[2])))
     longer = row.epochs > progress.planned
 
     def enough(row: Row) -> str:
@@ -222,9 +227,10 @@ def _none_long_enough(table: Table, rows: Sequence[Row], progress: Progress) -> 
     if short:
         # Candidates with larger batches may have as many epochs, but fewer steps.
         what = f"the {progress.predictable_steps} steps from which on anything is told"
+    why = "".join(f", which {miss.text}" for miss in row.misses if miss.unsure)
     return (
         f"no candidate is trained for {what} within {' and '.join(within)}; with the least more "
-        f"than that, {_to_be_had(reached, row, progress)}: give {advice}"
+        f"than that, {_to_be_had(reached, row, progress)}{why}: give {advice}"
     )
 
 
@@ -246,10 +252,11 @@ def why_none(table: Table, rows: Sequence[Row]) -> str:
         rows: Candidates, all of which miss some limit.
     """
     job = table.job
-    nearest = min(
-        rows,
-        key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
-    )
+
+    def beyond(row: Row) -> float:
+        return as_compared(max(miss.times for miss in row.misses))
+
+    nearest = min(rows, key=lambda row: (len(row.misses), beyond(row), *by_time(row)))
     fewest = fewest_epochs(job)
     kept = OF_LENGTH - {miss.limit for miss in table.trained(nearest, fewest).misses}
 
@@ -264,6 +271,7 @@ def why_none(table: Table, rows: Sequence[Row]) -> str:
     advice = "; ".join(
         _ADVICE[miss.limit].format(
             value=miss.value,
+            less=" or less" if miss.value > 1 else "",
             memory=memory,
             fewer=", or fewer workers" if nearest.cluster.workers > 1 else "",
         )

@@ -56,7 +56,7 @@ class Batches:
 
     Batches of an `ImageStore` come from the real pipeline. Other data are loaded beside the
     training, by processes of their own: `stream` gives batches as a training gets them, `supply`
-    one batch that is loaded already, a few samples repeated to its size.
+    those of a few samples that are loaded already, repeated to the batch's size.
 
     Args:
         job: The job that is measured.
@@ -100,9 +100,13 @@ class Batches:
             return RandomBatches(source, indices, resolution)
         images, labels = source
         rows = torch.arange(size, device=images.device) % len(labels)
-        images = to_resolution(images[rows], resolution)
-        batch = images.contiguous(memory_format=torch.channels_last), labels[rows]
-        return lambda: batch
+
+        def made() -> Batch:
+            # Anew for each step, as in a training, so that a step's peak contains its images.
+            batch = to_resolution(images[rows], resolution)
+            return batch.contiguous(memory_format=torch.channels_last), labels[rows]
+
+        return made
 
     def evaluation_supply(self, size: int) -> Callable[[], Batch]:
         """`supply` for held-out images of a store: not augmented, at the highest resolution."""

@@ -118,6 +118,7 @@ class Prepared(Record):
     memory_bytes: Count = Field(description="Bytes that each worker may use.")
     allocator: str
     arithmetic: str = ""
+    formats: tuple[Precision, ...] = ()
     no_graphs: str = Field(
         "", description="Why passes cannot be replayed as the job asks; empty: they can."
     )

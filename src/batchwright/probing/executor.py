@@ -32,6 +32,7 @@ from batchwright.records import Job, Record
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import (
     arithmetic,
+    half_of,
     local_workers,
     release_memory,
     worker_threads,
@@ -171,7 +172,7 @@ class Executor:
         set_training(bench.network)
         bench.batches.hold_images()
         bench.release()
-        feed = bench.batches.feed(command.workers)
+        feed, half = bench.batches.feed(command.workers), half_of(group.device)
         return commands.Prepared(
             data=self._data.facts,
             network=facts,
@@ -181,6 +182,7 @@ class Executor:
             threads=torch.get_num_threads(),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
+            formats=("float32",) if half is None else ("float32", half),
             no_graphs=next(filter(None, group.gather(bench.graphs.failure)), ""),
             loaders=feed.loading.loaders if feed else None,
         )

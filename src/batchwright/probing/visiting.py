@@ -470,6 +470,7 @@ class Visitor:
             torch=torch.__version__,
             allocator=prepared.allocator,
             arithmetic=prepared.arithmetic,
+            formats=prepared.formats,
         )
 
     def _step_time(self, point: Point) -> StepTime:

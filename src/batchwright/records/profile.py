@@ -18,6 +18,7 @@ from batchwright.records.base import (
     NonNegative,
     OptimizerName,
     Positive,
+    Precision,
     Record,
     Shown,
 )
@@ -115,6 +116,11 @@ class Cluster(Record):
         "",
         description="On a GPU: whether float32 is TF32, and how cuDNN chooses its algorithms; "
         "empty on the CPU.",
+    )
+    formats: tuple[Precision, ...] = Field(
+        (),
+        description="Number formats among which `precision=auto` chooses: float32, and the 16-bit "
+        "one that the device has instructions for, if any; empty: not known.",
     )
 
     @property

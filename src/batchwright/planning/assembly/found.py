@@ -74,7 +74,8 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
     """The candidates, their knees and the choice among them, made as for `plain`."""
     job = table.job
     rows = [aimed(table, row, progress) for row in table.rows()]
-    if job.method_spec.served and job.workers == "auto":  # two groups take two workers or more
+    free = job.workers == "auto" and not job.launcher.one_worker
+    if job.method_spec.served and free:  # two groups take two workers or more
         rows = [row for row in rows if row.cluster.workers > 1] or rows
     if not job.method_spec.same_steps:
         rows = _without_limits_of_plain(job, rows)

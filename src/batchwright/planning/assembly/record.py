@@ -77,7 +77,7 @@ def with_one_row(asked: Job, known: Known, found: Found) -> Plan:
         resolution_reason(stage.resolution, data, other_resolutions(row, found.rows)),
         *_measured_reasons(known, found),
         *method_reason(settled),
-        batch_reason(job, choice, knee),
+        batch_reason(job, choice, knee, named=known.named),
         *of_batch,
         *of_time,
         training_time(job, chosen),

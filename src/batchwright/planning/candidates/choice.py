@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
@@ -213,8 +214,8 @@ def workers_reason(
             f"Not taken: {other}. It would save less than {percent(MIN_SAVING, 0)} of the time, no "
             "more than measurements may be off."
         )
-    sizes = {one.cluster.workers: None for one in choice.level if one.cluster is not row.cluster}
-    level = choice.objective.level_words([counted(count, "worker") for count in sizes])
+    sizes = [_size(one, named=named) for one in choice.level if one.cluster is not row.cluster]
+    level = choice.objective.level_words(list(dict.fromkeys(sizes)))
     stated = "; ".join(kind.stated for kind, _ in row.cluster.members if kind.stated)
     if threads is not None and threads > 1:
         why += f" Each with {threads} compute threads, as it was timed."
@@ -284,8 +285,15 @@ def _exchange(cluster: ClusterOption) -> str:
     return f"Exchanging {in_memory(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
 
 
-def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
-    """The reason for the global batch; ``knee`` is that of the chosen cluster."""
+def batch_reason(job: Job, choice: Choice, knee: KneeFit | None, *, named: bool) -> Reason:
+    """The reason for the global batch.
+
+    Args:
+        job: Resolved.
+        choice: The choice.
+        knee: That of the chosen cluster.
+        named: Whether workers are of named kinds.
+    """
     row, goal = choice.row, job.goal
     source: Source = choice.objective.source
     why = choice.objective.why_batch(row, knee)
@@ -295,10 +303,11 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
             why += f", fewer than goal.least_steps={goal.least_steps}"
         why += f".{_instead(choice)}"
     passed = ""
-    if choice.passed is not None:
+    if (far := choice.passed) is not None:
+        on = "" if far.cluster is row.cluster else f" on {_size(far, named=named)}"
         passed = (
-            f"Not taken: {choice.passed.batch} samples ({compared(choice.passed, row)}). That is "
-            "predicted far beyond what was measured, too uncertain to prefer it."
+            f"Not taken: {far.batch} samples{on} ({compared(far, row)}). That is predicted far "
+            "beyond what was measured, too uncertain to prefer it."
         )
     others = [str(one.batch) for one in choice.level if one.cluster is row.cluster]
     texts = [why, passed, _less_accurate(goal, choice)]
@@ -317,7 +326,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
     best, row = choice.accurate, choice.row
     if best is None or best.accuracy is None or row.accuracy is None:
         return ""
-    if best.accuracy - row.accuracy <= choice.objective.tolerance:
+    if as_compared(best.accuracy - row.accuracy) <= choice.objective.tolerance:
         return ""
     if choice.objective.progress.assumed:  # too uncertain to advise another goal
         if goal.objective == "auto":  # `_instead` names what the plan would choose
@@ -400,5 +409,8 @@ def _share(other: float, chosen: float, what: str) -> str:
 
 
 def _named(row: Row, *, named: bool) -> str:
-    workers = str(row.cluster) if named else counted(row.cluster.workers, "worker")
-    return f"{workers}, global batch {row.batch}"
+    return f"{_size(row, named=named)}, global batch {row.batch}"
+
+
+def _size(row: Row, *, named: bool) -> str:
+    return str(row.cluster) if named else counted(row.cluster.workers, "worker")

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 from math import hypot, inf, isfinite, log2
 
-from batchwright.algorithms.batch_size import knee_of_line, knee_point, kneedle
+from batchwright.algorithms.batch_size import as_compared, knee_of_line, knee_point, kneedle
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.local_batches import shares_by_kind, split
 from batchwright.planning.candidates.table import Row
@@ -93,7 +93,7 @@ def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], flo
     if line is not None:
         line = line[0] + surplus(rows[0].batch), line[1]
         closed_form = knee_of_line(*line, gain)
-        batch = min((n for n in batches if n >= closed_form), default=None)
+        batch = min((n for n in batches if n >= as_compared(closed_form)), default=None)
         below = [rows[0].batch, *(n for n in batches if batch is None or n <= batch)]
         updates = len({surplus(n) for one in below for n in (one, 2 * one)})
         # There is no single line where the optimizer changes on the way, or where the curve goes on

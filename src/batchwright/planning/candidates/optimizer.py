@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, log2
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.resolution import sides
@@ -36,7 +37,7 @@ class Compared:
         """The optimizer that reaches more; `None` if runs differ by no more than chance."""
         if self.runs and abs(self.muon - self.sgd) <= Z_975 * self.error:
             return None
-        return AUTO[self.muon > self.sgd]
+        return AUTO[as_compared(self.muon) > as_compared(self.sgd)]
 
 
 def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
@@ -114,11 +115,13 @@ def _prediction_words(found: Compared) -> str:
     apart, takes = 100 * (found.muon - found.sgd), ""
     if found.longer > 1:
         takes = f"; a step with Muon takes {found.longer:.3g} times as long"
+    reach = f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} held out than SGD"
+    reach = "as much held out as SGD" if reach.startswith("0.0 ") else reach
     few = f" in a training of {found.steps} steps" if found.steps else ""
     when = " in the same time" if found.longer > 1 else ""
     return (
-        f"{by}, Muon would reach {abs(apart):.1f} points {'more' if apart > 0 else 'less'} held "
-        f"out than SGD{few}{when}, give or take {100 * Z_975 * found.error:.1f}{takes}"
+        f"{by}, Muon would reach {reach}{few}{when}, give or take "
+        f"{100 * Z_975 * found.error:.1f}{takes}"
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf, log
 from statistics import NormalDist
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.planning.candidates.learnt import LearningCurve
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.loss_link import MAX_FACTOR, MIN_MARKS, LossLink
@@ -318,7 +319,7 @@ class Progress:
         sure = [batch for batch in batches if batch <= self.doubtful_from(batch)]
         return min(
             batches[max(0, len(sure) - 1) :],
-            key=lambda batch: seconds(batch) * (self.relative_epochs(batch) or 1.0),
+            key=lambda batch: as_compared(seconds(batch) * (self.relative_epochs(batch) or 1.0)),
         )
 
     def why_no_larger(self, batch: int, larger: int, seconds: float) -> str:

@@ -37,7 +37,8 @@ class Miss:
     limit: str  # the job key of the limit
     text: str  # what the candidate takes, and the limit, in words
     times: float  # what the candidate takes over what is allowed
-    # The largest limit that the candidate would keep, for `goal.least_steps`; else 0.
+    # The largest `goal.least_steps` that the candidate would keep, or the smallest batch that can
+    # be cut into two parts; else 0.
     value: int = 0
     unsure: bool = False  # whether only the upper end of the interval is above the limit
 
@@ -233,7 +234,7 @@ class Table:
     def _misses(self, row: Row) -> Iterable[Miss]:
         goal, workers = self.job.goal, row.cluster.workers
         if goal.max_workers is not None and workers > goal.max_workers:
-            text = f"{workers} workers, goal.max_workers={goal.max_workers}"
+            text = f"has {workers} workers, goal.max_workers={goal.max_workers}"
             yield Miss("goal.max_workers", text, workers / goal.max_workers)
         whole = self.data.train_samples // row.batch
         if whole < goal.least_steps and not row.asked:
@@ -241,6 +242,7 @@ class Table:
             text += f"goal.least_steps={goal.least_steps}"
             yield Miss("goal.least_steps", text, goal.least_steps / whole, whole)
         yield from self._share_misses(row)
+        yield from self._noise_misses(row)
         for kind, share in shares_by_kind(row.cluster, row.totals):
             if not self.fits(row, kind, share):
                 yield self._memory_miss(row, kind, share)
@@ -265,17 +267,31 @@ class Table:
             text = f"gives each worker {share:g} images, most_local_batch={most}"
             yield Miss("most_local_batch", text, share / most)
 
+    def _noise_misses(self, row: Row) -> Iterable[Miss]:
+        """The miss of a step of which noise is to be measured, and which one worker cannot cut.
+
+        A batch that is asked for is refused by `check_parts`, as are those of a worker that steps
+        by itself.
+        """
+        kind, _ = row.cluster.members[0]
+        split, fewest = kind.step_split, 2 * kind.least
+        if split is None or split.alone or row.asked or row.cluster.workers > 1:
+            return
+        if split.base_batch < row.batch < fewest:
+            text = f"cannot be cut into the 2 parts that {split.key} takes"
+            yield Miss(split.key.partition("=")[0], text, fewest / row.batch, fewest)
+
     def _memory_miss(self, row: Row, kind: WorkerType, share: int) -> Miss:
         """The miss of a share that does not fit: by prediction, or as the probe failed with it."""
         micro, high = self.micro_batch(row, kind, share), self.peak(row, kind, share).high
-        what = f"{micro} images at once on a worker may take"
+        what = f"for {counted(micro, 'image')} at once on a worker"
         lost = kind.lost(row.cluster.workers, row.resolution)
         if lost is None or micro < lost.local_batch_size or high > kind.limit:
-            text = f"{what} {in_memory(high)}, the limit is {in_memory(kind.limit)}"
+            text = f"may take {in_memory(high)} {what}, the limit is {in_memory(kind.limit)}"
             return Miss("goal.memory", text, high / kind.limit)
         tried = f"a step of {lost.local_batch_size} found too little {lost.short_of}"
         limit = "loaders" if lost.short_of == "shared memory" else "goal.memory"
-        return Miss(limit, f"{what} too much: {tried}", micro / lost.local_batch_size)
+        return Miss(limit, f"may take too much {what}: {tried}", micro / lost.local_batch_size)
 
     def _over(self, limit: str, verb: str, value: float, most: float, row: Row) -> Iterable[Miss]:
         """A miss if the upper end of the interval of ``value`` is above ``most``."""

@@ -168,9 +168,10 @@ def kept_candidates(plan: PlanFields) -> tuple[Prediction, ...]:
 
 def _rank(plan: PlanFields, one: Prediction, planned: frozenset[Size]) -> int:
     """The rank by which candidates are shown where there is no room for all; 0 comes first."""
-    words = candidate_words(plan, one, planned).split(", ")
-    cluster = (one.workers, one.resolution) == (plan.workers, plan.top_resolution)
-    order = ("chosen" in words, cluster, "knee" in words, one.frontier and not one.refused)
+    words, top = candidate_words(plan, one, planned).split(", "), plan.top_resolution
+    cluster = (one.workers, one.resolution) == (plan.workers, top)
+    best = one.frontier and not one.refused
+    order = ("chosen" in words, cluster, "knee" in words, best, one.level, one.resolution == top)
     return next((rank for rank, applies in enumerate(order) if applies), len(order))
 
 

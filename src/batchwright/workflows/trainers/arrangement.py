@@ -57,10 +57,18 @@ class Arrangement:
     follow: bool
     rate: float = 1.0
 
-    def sampler(self, data: Any, **how: Any) -> Sampler:
-        """A worker's sampler; ``how`` has its rank and further arguments of `Sampler`."""
-        batch, shares = self.global_batch, self.shares
-        return Sampler(data, batch, shares=shares, passes=self.passes, **how)
+    def sampler(self, data: Any, *, rank: int, workers: int, least: int, **order: Any) -> Sampler:
+        """A worker's sampler; the other arguments are those of `Sampler`."""
+        return Sampler(
+            data,
+            self.global_batch,
+            shares=self.shares,
+            passes=self.passes,
+            rank=rank,
+            workers=workers,
+            least=least,
+            **order,
+        )
 
     def resumed(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """A sampler's state to go on from: its shares count only if they follow speed here, too."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 from operator import attrgetter
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.objectives.comparisons import EQUAL, accurate, target_seconds
 from batchwright.planning.candidates.objectives.objective import Objective
@@ -84,14 +85,14 @@ class AccurateSoon(MostAccurate):
         near = accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
         if not self.progress.assumed:
             return near
-        known, half = set(near), min(map(self.value, near)) / 2
+        known, half = set(near), as_compared(min(map(self.value, near)) / 2)
+
+        def worth_it(row: Row) -> bool:
+            quick = as_compared(self.value(row)) <= half
+            return quick and row.batch <= self.progress.doubtful_from(row.batch)
+
         wide = accurate(rows, max(EQUAL, self.tolerance))
-        return [
-            row
-            for row in wide
-            if row in known
-            or (self.value(row) <= half and row.batch <= self.progress.doubtful_from(row.batch))
-        ]
+        return [row for row in wide if row in known or worth_it(row)]
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         """The reason for the number of workers."""
@@ -130,9 +131,7 @@ class AccurateSoon(MostAccurate):
     def _trade(self, row: Row, rows: Sequence[Row]) -> str:
         """What the most accurate candidate would gain and take, in a sentence; empty if no gain."""
         # Small batches may be equally accurate; the quickest of these shows what the gain takes.
-        best = max(
-            rows, key=lambda one: (one.full_accuracy or 0.0, -one.epoch_seconds), default=row
-        )
+        best = max(rows, key=_accurate_and_quick, default=row)
         more = (best.full_accuracy or 0.0) - (row.full_accuracy or 0.0)
         if more <= EQUAL:
             return ""
@@ -141,6 +140,10 @@ class AccurateSoon(MostAccurate):
             f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so small a "
             "difference is uncertain."
         )
+
+
+def _accurate_and_quick(row: Row) -> tuple[float, float]:
+    return as_compared(row.full_accuracy or 0.0), -as_compared(row.epoch_seconds)
 
 
 class ToTarget(Objective):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from operator import le
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
 
@@ -19,13 +20,14 @@ MIN_SAVING = 0.02
 def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
     """Indices of the Pareto-optimal points, where smaller is better; rising.
 
-    A point is left out if another point is at most as large in all coordinates and smaller in one.
-    Equal points all stay.
+    A point is left out if another point is at most as large in all coordinates and smaller in one,
+    by `as_compared`. Equal points all stay.
 
     Example:
         >>> pareto([(1, 9), (2, 3), (3, 3), (4, 1)])
         [0, 1, 3]
     """
+    points = [tuple(map(as_compared, point)) for point in points]
     kept: list[int] = []
     edge: set[tuple[float, ...]] = set()
     # In sorted order no later point is better than an earlier one.
@@ -43,13 +45,13 @@ def accurate(rows: Sequence[Row], tolerance: float) -> list[Row]:
     Candidates without a prediction are left out, unless none has one: then all are returned.
     """
     known = {row: row.full_accuracy for row in rows if row.full_accuracy is not None}
-    least = max(known.values(), default=0.0) - tolerance
-    return [row for row, accuracy in known.items() if accuracy >= least] or list(rows)
+    least = as_compared(max(known.values(), default=0.0) - tolerance)
+    return [row for row, one in known.items() if as_compared(one) >= least] or list(rows)
 
 
 def by_time(row: Row) -> tuple[float, int, str, int]:
     """Sort key: the quickest first; of equally quick candidates the smallest."""
-    return row.train_seconds, row.cluster.workers, str(row.cluster), row.batch
+    return as_compared(row.train_seconds), row.cluster.workers, str(row.cluster), row.batch
 
 
 def target_seconds(row: Row, progress: Progress) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import sqrt
 
-from batchwright.algorithms.batch_size import knee_point
+from batchwright.algorithms.batch_size import as_compared, knee_point
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import level_batches, level_in_value, level_sizes
 from batchwright.planning.candidates.objectives.comparisons import by_time, pareto
@@ -30,10 +30,12 @@ class AtTheKnee(Objective):
         sizes = self.sizes(rows)
         if _priced(sizes):
             edge = [sizes[at] for at in pareto([(row.train_seconds, row.expense) for row in sizes])]
-            return min(edge, key=lambda row: (row.train_seconds * row.expense, *by_time(row)))
+            product = {row: as_compared(row.train_seconds * row.expense) for row in edge}
+            return min(edge, key=lambda row: (product[row], *by_time(row)))
         steps = _quickest(sizes)
         for row, larger in pairwise(steps):
-            if 1 - larger.train_seconds / row.train_seconds <= self.goal.doubling_gain:
+            saves = as_compared(1 - larger.train_seconds / row.train_seconds)
+            if saves <= self.goal.doubling_gain:
                 return row
         return steps[-1]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import hypot, inf, log
 from typing import ClassVar
 
+from batchwright.algorithms.batch_size import as_compared
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import level_in_value
@@ -17,7 +18,7 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal, Source
 
-_FEW_LEVEL = 4  # most level candidates that are named
+_FEW_LEVEL = 5  # of more level candidates than that, all but four are only counted
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Objective:
 
     def best(self, rows: Sequence[Row]) -> Row:
         """The candidate to take; ``rows`` are those within the limits."""
-        return min(self.among(rows), key=lambda row: (self.value(row), *by_time(row)))
+        return min(self.among(rows), key=lambda row: (as_compared(self.value(row)), *by_time(row)))
 
     def known(self, best: Row, rows: Sequence[Row]) -> Row:
         """The candidate to take in place of the ``best``, where that is far from all measurements.
@@ -90,11 +91,16 @@ class Objective:
             row
             for row in self.among(rows)
             if row.cluster is not best.cluster
-            and (1 - MIN_SAVING) * self.value(row) < self.value(best) <= self.value(row)
+            and (1 - MIN_SAVING) * self.value(row) < self.value(best)
+            and as_compared(self.value(best)) <= as_compared(self.value(row))
             and (self.table.far_off(best) or not self.table.far_off(row))
             and self._as_good(row, best)
         ]
-        return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
+        return min([best, *near], key=self._time_and_cost)
+
+    def _time_and_cost(self, row: Row) -> tuple[float, float, int, str, int]:
+        """Sort key: the least product of the value and the cost first."""
+        return as_compared(self.value(row) * row.expense), *by_time(row)
 
     def _as_good(self, row: Row, best: Row) -> bool:
         """Whether measurements cannot tell that a candidate's value is above the best's."""
@@ -144,8 +150,10 @@ class Objective:
         """
         if not others:
             return ""
-        more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
-        *first, last = [*others[:_FEW_LEVEL], *more]
+        few = list(others)
+        if len(few) > _FEW_LEVEL:
+            few[_FEW_LEVEL - 1 :] = [f"{len(few) - _FEW_LEVEL + 1} more"]
+        *first, last = few
         named = f"{', '.join(first)} and {last}" if first else last
         mends = self.mends_batches if batches else self.mends
         unit = " samples" if batches else ""
