@@ -212,6 +212,29 @@ def resumed(rank, kept, workers, batch):
     return module.seen, [p.detach() for p in module.parameters()], validated
 
 
+def test_a_schedule_that_asks_for_the_number_of_steps_changes_nothing_of_a_resumed_epoch(tmp_path):
+    """Lightning then makes the loader before it reads the checkpoint's place in the epoch."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from lightning_parts import Module, trainer
+
+    class Scheduled(Module):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            steps = self.trainer.estimated_stepping_batches
+            return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)]
+
+    before, after = Scheduled(), Scheduled()
+    save = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)
+    trainer(1, bw.ForLightning(), save, max_steps=5, enable_checkpointing=True).fit(
+        before, loader()
+    )
+    (kept,) = tmp_path.glob("*step=5.ckpt")
+    trainer(1, bw.ForLightning(), max_epochs=1).fit(after, loader(), ckpt_path=kept)
+    seen = [i for batch in before.seen + after.seen for i in batch]
+    assert sorted(seen) == list(range(SAMPLES))
+
+
 def divided(rank, kept, shares):
     """Local batches of a training that goes on from a checkpoint."""
     from lightning_parts import Module, trainer

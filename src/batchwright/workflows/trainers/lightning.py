@@ -219,6 +219,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         """Scale the rates, and prepare to measure speeds and to recover from lack of memory."""
         assert self.arrangement is not None  # noqa: S101 - Lightning has requested its data
         assert self.sampler is not None  # noqa: S101 - as above
+        # Lightning loads a loader's state when it makes the loader. `estimated_stepping_batches` in
+        # `configure_optimizers` has that made before the checkpoint's loops are read.
+        trainer.fit_loop._load_combined_loader_states()
         _align_progress(trainer.fit_loop.epoch_loop.batch_progress, self.sampler)
         schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
         scale_rates(trainer.optimizers, schedulers, self.arrangement.rate / self._scaled)
