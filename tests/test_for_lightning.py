@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 import batchwright as bw
-from batchwright.errors import DataError, PlanError
+from batchwright.errors import ArgumentError, DataError, PlanError
 from gloo import crew_with
 from other_trainers import BATCH, SAMPLES, alike, data, loader
 from paced import paced_passes
@@ -457,6 +457,12 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, w
     with pytest.raises(error, match=words) as told:
         trainer(1, bw.ForLightning(), **how).fit(Module(), given)
     assert "\n" not in str(told.value)
+
+
+def test_keys_that_no_automatic_plan_takes_are_refused_in_a_line():
+    """Such as a misspelled `shares`, which would be left out in silence."""
+    with pytest.raises(ArgumentError, match=r'share= of bw\.ForLightning: job keys go with "auto"'):
+        bw.ForLightning(share=(2, 1))
 
 
 @pytest.mark.parametrize(
