@@ -286,8 +286,12 @@ class ForAccelerate:
         """Continue at a checkpoint's place, with the batch of its automatic plan."""
         if self._auto and "arrangement" in state:  # divided as is asked for now
             own = {"shares": self._given, "follow": self.arrangement.follow}
-            self.arrangement = Arrangement(**state["arrangement"] | own)
+            found, self.arrangement = self.arrangement, Arrangement(**state["arrangement"] | own)
             self._arrange()
+            made, accelerator = self.arrangement, self._accelerator
+            if (made.global_batch, made.passes) != (found.global_batch, found.passes):
+                words = made.words(accelerator.num_processes, **_WORDS)
+                tell(f"as before the stop: {words}", first=accelerator.is_main_process)
         self.sampler.load_state_dict(self.arrangement.resumed(state))
         # The restored optimizer has the rate factor of the plan that it was trained with.
         rate = self.arrangement.rate
