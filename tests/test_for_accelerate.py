@@ -544,7 +544,7 @@ def test_a_batch_sampler_of_pytorch_is_taken_over_and_a_loader_with_its_own_batc
 
 
 def test_what_would_break_exactly_once_is_refused_in_a_line():
-    accelerator, _, model, optimizer = opened()
+    accelerator, plain, model, optimizer = opened()
     make = partial(bw.ForAccelerate, accelerator, model, optimizer)
     with pytest.raises(PlanError, match=r"leave it out of accelerator\.prepare"):
         make(accelerator.prepare(loader()))
@@ -556,4 +556,9 @@ def test_what_would_break_exactly_once_is_refused_in_a_line():
         make(own)
     with pytest.raises(PlanError, match="steps of 100 samples, and the training set has 61"):
         make(loader(100))
+    with pytest.raises(PlanError, match=r"model or optimizer of bw\.ForAccelerate is not prepared"):
+        bw.ForAccelerate(accelerator, plain, optimizer.optimizer, loader())
+    accelerator.state._shared_state["num_processes"] = 2  # the model was prepared for one
+    with pytest.raises(PlanError, match=r"model or optimizer of bw\.ForAccelerate is not prepared"):
+        make(loader())
     closed()

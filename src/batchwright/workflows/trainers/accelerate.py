@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.feeding import to_device
@@ -96,7 +98,7 @@ class ForAccelerate:
         **keys: Any,
     ) -> None:
         with refused_in_a_line(first=accelerator.is_main_process):
-            shuffle = _checked(accelerator, loader)
+            shuffle = _checked(accelerator, model, optimizer, loader)
             shares = read_shares(shares)
         workers, first = accelerator.num_processes, accelerator.is_main_process
         self._given = None if isinstance(shares, str) else shares
@@ -324,11 +326,20 @@ def _scale_rates(accelerator: Any, optimizer: Any, factor: float) -> None:
     scale_rates([inner], schedulers, factor)
 
 
-def _checked(accelerator: Any, loader: Any) -> bool:
+def _checked(accelerator: Any, model: Any, optimizer: Any, loader: Any) -> bool:
     """Whether the loader shuffles; refuses settings with which samples would not count once."""
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise PlanError(f"bw.ForAccelerate does not go with {kind}: use DDP, by torchrun")
+    alone = accelerator.num_processes > 1 and not any(
+        isinstance(one, DistributedDataParallel) for one in model.modules()
+    )
+    if alone or not any(optimizer is one for one in accelerator._optimizers):
+        raise PlanError(
+            "model or optimizer of bw.ForAccelerate is not prepared, so that workers would train "
+            "apart and each pass would update: give it what "
+            "accelerator.prepare(model, optimizer) returns"
+        )
     if any(loader is one for one in accelerator._dataloaders):
         raise PlanError(
             "the loader of bw.ForAccelerate is prepared, which divides it another way: leave "
