@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
-
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.feeding import to_device
@@ -328,6 +326,8 @@ def _scale_rates(accelerator: Any, optimizer: Any, factor: float) -> None:
 
 def _checked(accelerator: Any, model: Any, optimizer: Any, loader: Any) -> bool:
     """Whether the loader shuffles; refuses settings with which samples would not count once."""
+    from torch.nn.parallel import DistributedDataParallel
+
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise PlanError(f"bw.ForAccelerate does not go with {kind}: use DDP, by torchrun")
