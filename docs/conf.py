@@ -96,6 +96,15 @@ def find_public(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
     return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, contnode)
 
 
+def mark_long_code(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Mark long code in tables, which may be broken into lines; short names may not."""
+    del app, name
+    for cell in doctree.findall(nodes.entry):
+        for code in cell.findall(nodes.literal):
+            if len(code.astext()) > 30:
+                code["classes"].append("long")
+
+
 def visit_inline(self: Any, node: nodes.math) -> None:
     """Write a formula in a line."""
     self.body.append(_mathml(node, as_block=False))
@@ -121,4 +130,5 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", hide_signature)
     app.connect("autodoc-process-docstring", list_fields)
     app.connect("missing-reference", find_public)
+    app.connect("doctree-resolved", mark_long_code)
     app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))

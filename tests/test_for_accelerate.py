@@ -171,7 +171,8 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew, tmp_path):
     assert (again, total, epoch) == (made | {"shares": None}, batch, 1)
 
 
-def test_an_automatic_plan_takes_the_place_of_the_accelerators_accumulation(monkeypatch):
+def test_an_automatic_plan_takes_the_place_of_the_accelerators_accumulation(monkeypatch, capfd):
+    """And that of a checkpoint, whose batch is told, that of the new plan."""
     from batchwright.workflows.trainers import accelerate as ours
 
     bases, plan = [], make_tiny_plan((2 * BATCH,), samples=SAMPLES)
@@ -180,6 +181,11 @@ def test_an_automatic_plan_takes_the_place_of_the_accelerators_accumulation(monk
     accelerator, _, model, optimizer = opened(passes=3)
     try:
         feed = bw.ForAccelerate(accelerator, model, optimizer, loader(), "auto", loss=loss_of)
+        state = feed.state_dict()
+        feed.arrangement = replace(feed.arrangement, global_batch=BATCH)
+        assert "stop" not in capfd.readouterr().err
+        feed.load_state_dict(state)
+        assert f"as before the stop: batch_size={2 * BATCH} on" in capfd.readouterr().err
     finally:
         closed()
     assert bases == [3 * BATCH]  # for which the rate is assumed to hold
@@ -538,7 +544,7 @@ def test_a_batch_sampler_of_pytorch_is_taken_over_and_a_loader_with_its_own_batc
 
 
 def test_what_would_break_exactly_once_is_refused_in_a_line():
-    accelerator, _, model, optimizer = opened()
+    accelerator, plain, model, optimizer = opened()
     make = partial(bw.ForAccelerate, accelerator, model, optimizer)
     with pytest.raises(PlanError, match=r"leave it out of accelerator\.prepare"):
         make(accelerator.prepare(loader()))
@@ -550,4 +556,9 @@ def test_what_would_break_exactly_once_is_refused_in_a_line():
         make(own)
     with pytest.raises(PlanError, match="steps of 100 samples, and the training set has 61"):
         make(loader(100))
+    with pytest.raises(PlanError, match=r"model or optimizer of bw\.ForAccelerate is not prepared"):
+        bw.ForAccelerate(accelerator, plain, optimizer.optimizer, loader())
+    accelerator.state._shared_state["num_processes"] = 2  # the model was prepared for one
+    with pytest.raises(PlanError, match=r"model or optimizer of bw\.ForAccelerate is not prepared"):
+        make(loader())
     closed()

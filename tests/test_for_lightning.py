@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 import batchwright as bw
-from batchwright.errors import DataError, PlanError
+from batchwright.errors import ArgumentError, DataError, PlanError
 from gloo import crew_with
 from other_trainers import BATCH, SAMPLES, alike, data, loader
 from paced import paced_passes
@@ -210,6 +210,29 @@ def resumed(rank, kept, workers, batch):
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     return module.seen, [p.detach() for p in module.parameters()], validated
+
+
+def test_a_schedule_that_asks_for_the_number_of_steps_changes_nothing_of_a_resumed_epoch(tmp_path):
+    """Lightning then makes the loader before it reads the checkpoint's place in the epoch."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from lightning_parts import Module, trainer
+
+    class Scheduled(Module):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            steps = self.trainer.estimated_stepping_batches
+            return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)]
+
+    before, after = Scheduled(), Scheduled()
+    save = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)
+    trainer(1, bw.ForLightning(), save, max_steps=5, enable_checkpointing=True).fit(
+        before, loader()
+    )
+    (kept,) = tmp_path.glob("*step=5.ckpt")
+    trainer(1, bw.ForLightning(), max_epochs=1).fit(after, loader(), ckpt_path=kept)
+    seen = [i for batch in before.seen + after.seen for i in batch]
+    assert sorted(seen) == list(range(SAMPLES))
 
 
 def divided(rank, kept, shares):
@@ -434,6 +457,12 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, w
     with pytest.raises(error, match=words) as told:
         trainer(1, bw.ForLightning(), **how).fit(Module(), given)
     assert "\n" not in str(told.value)
+
+
+def test_keys_that_no_automatic_plan_takes_are_refused_in_a_line():
+    """Such as a misspelled `shares`, which would be left out in silence."""
+    with pytest.raises(ArgumentError, match=r'share= of bw\.ForLightning: job keys go with "auto"'):
+        bw.ForLightning(share=(2, 1))
 
 
 @pytest.mark.parametrize(

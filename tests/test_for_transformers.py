@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import batchwright as bw
-from batchwright.errors import DataError, PlanError
+from batchwright.errors import ArgumentError, DataError, PlanError
 from batchwright.records import LearningRateRule
 from gloo import crew_with
 from other_trainers import BATCH, SAMPLES, alike, closed
@@ -456,6 +456,8 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(tmp_path):
             made.train()
         with pytest.raises(PlanError, match=r"has a bw\.ForTransformers already"):
             bw.ForTransformers(made, "auto")
+        with pytest.raises(ArgumentError, match=r"share= of bw\.ForTransformers: job keys go with"):
+            bw.ForTransformers(made, share=(2, 1))
     finally:
         closed()
 

@@ -39,6 +39,12 @@ def test_every_page_is_in_one_table_of_contents():
     assert set(names) - set(listed) == {"docs/index.md"}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_of_a_page_is_a_comment_to_the_site(page):
+    """MyST leaves out a line that begins with a percent sign."""
+    assert not re.findall("^%.*", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_commands_of_the_example_of_ones_own_loop_are_those_of_its_head():
     head = read("examples/classify.py").split('"""')[1].replace("\\\n", "")
     known = {" ".join(line.split()) for line in head.splitlines() if line.startswith("    ")}

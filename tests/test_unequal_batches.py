@@ -140,6 +140,7 @@ def test_the_state_behind_the_last_batch_is_the_next_epoch():
         ({"global_batch": 99}, "from 2 to 53"),
         ({"global_batch": 3, "passes": 2}, "from 4 to 53"),
         ({"shares": (1, 2, 3)}, "3 shares for 2 workers"),
+        ({"shares": (1, 2), "workers": 1}, "2 shares for 1 worker: give"),
         ({"shares": (0, 0)}, "at least one must be positive"),
         ({"rank": 2}, "rank=2 of 2 workers"),
         ({"shares": 3}, "shares=3: give a number for each worker"),

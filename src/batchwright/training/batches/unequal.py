@@ -23,6 +23,7 @@ from torch.utils.data import Sampler as TorchSampler
 
 from batchwright.algorithms.partition import apportion
 from batchwright.errors import ArgumentError, PlanError
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.epoch_steps import EpochSteps, Shares
 from batchwright.training.batches.feeding import refuse_iterable
 from batchwright.training.batches.sampler import epoch_order, step_sizes
@@ -127,9 +128,8 @@ class Sampler(TorchSampler[list[int]]):
         """Change the shares from the next pass over the sampler on; all workers alike."""
         shares = share_numbers(shares)
         if len(shares) != self.workers:
-            raise ArgumentError(
-                f"{len(shares)} shares for {self.workers} workers: give one number for each"
-            )
+            workers = counted(self.workers, "worker")
+            raise ArgumentError(f"{len(shares)} shares for {workers}: give one number for each")
         try:
             sizes = apportion(shares, self.global_batch, least=self._least)
         except ValueError as error:

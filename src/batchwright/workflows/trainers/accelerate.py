@@ -96,7 +96,7 @@ class ForAccelerate:
         **keys: Any,
     ) -> None:
         with refused_in_a_line(first=accelerator.is_main_process):
-            shuffle = _checked(accelerator, loader)
+            shuffle = _checked(accelerator, model, optimizer, loader)
             shares = read_shares(shares)
         workers, first = accelerator.num_processes, accelerator.is_main_process
         self._given = None if isinstance(shares, str) else shares
@@ -286,8 +286,12 @@ class ForAccelerate:
         """Continue at a checkpoint's place, with the batch of its automatic plan."""
         if self._auto and "arrangement" in state:  # divided as is asked for now
             own = {"shares": self._given, "follow": self.arrangement.follow}
-            self.arrangement = Arrangement(**state["arrangement"] | own)
+            found, self.arrangement = self.arrangement, Arrangement(**state["arrangement"] | own)
             self._arrange()
+            made, accelerator = self.arrangement, self._accelerator
+            if (made.global_batch, made.passes) != (found.global_batch, found.passes):
+                words = made.words(accelerator.num_processes, **_WORDS)
+                tell(f"as before the stop: {words}", first=accelerator.is_main_process)
         self.sampler.load_state_dict(self.arrangement.resumed(state))
         # The restored optimizer has the rate factor of the plan that it was trained with.
         rate = self.arrangement.rate
@@ -320,11 +324,22 @@ def _scale_rates(accelerator: Any, optimizer: Any, factor: float) -> None:
     scale_rates([inner], schedulers, factor)
 
 
-def _checked(accelerator: Any, loader: Any) -> bool:
+def _checked(accelerator: Any, model: Any, optimizer: Any, loader: Any) -> bool:
     """Whether the loader shuffles; refuses settings with which samples would not count once."""
+    from torch.nn.parallel import DistributedDataParallel
+
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise PlanError(f"bw.ForAccelerate does not go with {kind}: use DDP, by torchrun")
+    alone = accelerator.num_processes > 1 and not any(
+        isinstance(one, DistributedDataParallel) for one in model.modules()
+    )
+    if alone or not any(optimizer is one for one in accelerator._optimizers):
+        raise PlanError(
+            "model or optimizer of bw.ForAccelerate is not prepared, so that workers would train "
+            "apart and each pass would update: give it what "
+            "accelerator.prepare(model, optimizer) returns"
+        )
     if any(loader is one for one in accelerator._dataloaders):
         raise PlanError(
             "the loader of bw.ForAccelerate is prepared, which divides it another way: leave "

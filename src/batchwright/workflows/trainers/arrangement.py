@@ -93,6 +93,19 @@ def read_shares(shares: Shares | None) -> Shares | None:
     return shares if shares is None or isinstance(shares, str) else share_numbers(shares)
 
 
+def refuse_unused(keys: Mapping[str, Any], trainer: str, *, auto: bool, others: str) -> None:
+    """Refuse job keys, or misspelled arguments, where no automatic plan would take them.
+
+    Raises:
+        ArgumentError: There are some; ``others`` names the arguments that need no such plan.
+    """
+    if keys and not auto:
+        raise ArgumentError(
+            f"{', '.join(f'{key}=' for key in keys)} of bw.{trainer}: job keys go with "
+            f'"auto", which probes and plans; without it there are {others}'
+        )
+
+
 def arranged(
     plan: Plan | str | Path | None,
     shares: Shares | None,

@@ -30,6 +30,7 @@ from batchwright.workflows.trainers.arrangement import (
     probed,
     read_shares,
     recovering,
+    refuse_unused,
     refused_in_a_line,
     scale_rates,
     shuffled,
@@ -71,6 +72,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         sampler: The sampler of this worker, once `fit` has begun.
 
     Raises:
+        ArgumentError: Job keys without ``"auto"``.
         PlanError: The Trainer's options contradict the plan; raised when `fit` begins.
         DataError: The data set can only be iterated; raised when `fit` begins.
     """
@@ -86,6 +88,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
     ) -> None:
         self.plan = None if plan == "auto" else plan
         self._auto, self._shares, self._seed = plan == "auto", shares, seed
+        with refused_in_a_line(first=place_among_workers()[0] == 0):
+            arguments = "shares=, seed= and recover="
+            refuse_unused(keys, "ForLightning", auto=self._auto, others=arguments)
         self._recover, self._keys = recover, keys
         self.arrangement: Arrangement | None = None
         self.sampler: Sampler | None = None
@@ -219,6 +224,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         """Scale the rates, and prepare to measure speeds and to recover from lack of memory."""
         assert self.arrangement is not None  # noqa: S101 - Lightning has requested its data
         assert self.sampler is not None  # noqa: S101 - as above
+        # Lightning loads a loader's state when it makes the loader. `estimated_stepping_batches` in
+        # `configure_optimizers` has that made before the checkpoint's loops are read.
+        trainer.fit_loop._load_combined_loader_states()
         _align_progress(trainer.fit_loop.epoch_loop.batch_progress, self.sampler)
         schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
         scale_rates(trainer.optimizers, schedulers, self.arrangement.rate / self._scaled)

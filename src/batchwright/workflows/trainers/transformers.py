@@ -31,6 +31,7 @@ from batchwright.workflows.trainers.arrangement import (
     probed,
     read_shares,
     recovering,
+    refuse_unused,
     refused_in_a_line,
     scale_rates,
     shuffled,
@@ -73,6 +74,7 @@ class ForTransformers:
         sampler: The sampler of this worker, once `train` has begun.
 
     Raises:
+        ArgumentError: Job keys without ``"auto"``.
         PlanError: The Trainer's options, its sampler or the plan contradict each other.
         DataError: The data set can only be iterated; raised when `train` begins.
     """
@@ -87,6 +89,8 @@ class ForTransformers:
         **keys: Any,
     ) -> None:
         with refused_in_a_line(first=trainer.args.process_index == 0):
+            auto, arguments = plan == "auto", "shares= and recover="
+            refuse_unused(keys, "ForTransformers", auto=auto, others=arguments)
             _refuse_options(trainer)
             shares = read_shares(shares)
             if isinstance(getattr(trainer.get_train_dataloader, "__self__", None), ForTransformers):
@@ -95,7 +99,7 @@ class ForTransformers:
                     "one, or make a new Trainer"
                 )
         self.plan = None if plan == "auto" else plan
-        self._auto, self._shares, self._keys = plan == "auto", shares, keys
+        self._auto, self._shares, self._keys = auto, shares, keys
         self._recover = recover
         self.arrangement: Arrangement | None = None
         self.sampler: Sampler | None = None
