@@ -420,7 +420,8 @@ def refuse_without_float64(device: torch.device) -> None:
 
 def refuse_default_device() -> None:
     """Refuse a default device other than the CPU, on which numbers of samples are drawn."""
-    device = torch.get_default_device()
+    # Not `torch.get_default_device`, which fails in PyTorch 2.6 after set_default_device(None).
+    device = torch.empty(0).device
     if device.type != "cpu":
         raise PlanError(
             f"the default device {device} (torch.set_default_device, or a `with` block around the "
