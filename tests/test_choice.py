@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
-from batchwright.planning import planner
 from batchwright.planning.candidates.choice import _share, choose
 from batchwright.planning.candidates.objectives.comparisons import pareto
 from batchwright.planning.planner import make_plan
@@ -442,7 +441,7 @@ def test_a_batch_that_is_too_far_off_is_named_with_its_workers_where_they_are_ot
         others = (row for row in given[1] if row.cluster is not found.row.cluster)
         return replace(found, passed=next(others))
 
-    monkeypatch.setattr(planner, "choose", passing)
+    monkeypatch.setattr("batchwright.planning.assembly.found.choose", passing)
     plan = planned()
     other = 3 - plan.workers
     why = reason(plan, "global batch").why

@@ -725,7 +725,7 @@ def test_fewer_workers_are_not_taken_by_a_prediction_far_from_what_was_measured(
     )
     plan = make_plan(profile)
     assert plan.workers == 2
-    assert "Not taken: 64 samples (1." in reason(plan, "global batch").why
+    assert "Not taken: 64 samples on 1 worker (1." in reason(plan, "global batch").why
     assert not [one for one in plan.reasons if one.choice == "extrapolation"]
     goal = profile.job.goal.model_copy(update={"objective": "time"})
     other = make_plan(profile, profile.job.model_copy(update={"goal": goal}))

@@ -11,7 +11,6 @@ import pytest
 
 from batchwright.algorithms.simulated_clock import step_times
 from batchwright.errors import BatchwrightError, JobError, PlanError
-from batchwright.planning import planner
 from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.table import Table
 from batchwright.planning.methods import two_groups
@@ -543,7 +542,7 @@ def test_of_two_limits_only_what_no_candidate_keeps_is_left_out(monkeypatch):
 
     candidates = planned("plain", goal=Goal(price=1.0)).considered
     middle = median(one.train_seconds.high for one in candidates)
-    monkeypatch.setattr(planner, "choose", refuse)
+    monkeypatch.setattr("batchwright.planning.assembly.found.choose", refuse)
     for deadline, max_cost in product((1e-3, middle), (1e-6, 4 * middle / 3600)):
         with pytest.raises(PlanError, match="none"):
             planned("dual-batch", goal=Goal(price=1.0, deadline=deadline, max_cost=max_cost))
