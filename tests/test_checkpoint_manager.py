@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
 import os
@@ -519,8 +520,22 @@ def test_a_good_checkpoint_is_no_news(saved, capsys):
 def test_what_a_killed_process_left_of_writing_takes_no_room_of_the_next_one(saved):
     for name in ("best", "epoch-3"):
         saved.path().with_name(f".{name}.pt.writing").write_bytes(bytes(100))
+    own = saved.path().with_name(".notes.writing")  # of the user
+    own.touch()
     saved.keeper.prepare(may_exist=True)
-    assert sorted(one.name for one in saved.path().parent.iterdir()) == ["last.pt", "previous.pt"]
+    left = {one.name for one in saved.path().parent.iterdir()}
+    assert left == {"last.pt", "previous.pt", own.name}
+
+
+def test_what_cannot_be_removed_of_it_keeps_no_run_from_going_on(saved, monkeypatch):
+    """Such as another user's in a shared folder."""
+
+    def unlink(self, missing_ok=False):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    saved.path().with_name(".best.pt.writing").touch()
+    monkeypatch.setattr(Path, "unlink", unlink)
+    saved.keeper.prepare(may_exist=True)
 
 
 @pytest.mark.parametrize(
@@ -622,7 +637,8 @@ def test_a_best_is_not_taken_for_a_last_that_was_lost(saved):
 @pytest.mark.parametrize("name", ["last", "best"])
 def test_a_folder_with_checkpoints_alone_is_that_of_a_run(run, name):
     """Its ``metrics.jsonl`` was moved away, and a new run would replace its checkpoints."""
-    run.path("pretrained").touch()  # of the user's own
+    for own in ("pretrained", "epoch-wise"):  # of the user's
+        run.path(own).touch()
     run.keeper.prepare(may_exist=False)
     run.train()
     run.save(name)
