@@ -617,6 +617,24 @@ def test_a_best_alone_that_nothing_can_go_on_from_is_named(run, how):
         run.keeper.restore(run.state)
 
 
+def test_no_run_goes_on_from_weights_alone(saved):
+    """As where somebody has put a parameter server's epoch-N.pt in the place of last.pt."""
+    saved.save("best")
+    saved.keeper.settle()
+    for name in ("last", "previous", "best"):
+        save_checkpoint(saved.path(name), load_checkpoint(saved.path(name)) | {"server": {}})
+    with pytest.raises(FileError, match=r"last\.pt holds the weights.*previous.* one back, or"):
+        saved.keeper.restore(saved.state)
+
+
+def test_a_best_that_is_damaged_is_not_advised_in_the_place_of_a_lost_last(saved):
+    for name in ("last", "previous"):
+        saved.path(name).unlink()
+    saved.path("best").write_bytes(b"nothing")
+    with pytest.raises(FileError, match=r"no readable checkpoint .* put a copy of one back, or"):
+        saved.keeper.restore(saved.state)
+
+
 def test_a_best_is_not_taken_for_a_last_that_was_lost(saved):
     """A copy of that may be further than any best is."""
     saved.save("best")
