@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
 import os
@@ -519,8 +520,22 @@ def test_a_good_checkpoint_is_no_news(saved, capsys):
 def test_what_a_killed_process_left_of_writing_takes_no_room_of_the_next_one(saved):
     for name in ("best", "epoch-3"):
         saved.path().with_name(f".{name}.pt.writing").write_bytes(bytes(100))
+    own = saved.path().with_name(".notes.writing")  # of the user
+    own.touch()
     saved.keeper.prepare(may_exist=True)
-    assert sorted(one.name for one in saved.path().parent.iterdir()) == ["last.pt", "previous.pt"]
+    left = {one.name for one in saved.path().parent.iterdir()}
+    assert left == {"last.pt", "previous.pt", own.name}
+
+
+def test_what_cannot_be_removed_of_it_keeps_no_run_from_going_on(saved, monkeypatch):
+    """Such as another user's in a shared folder."""
+
+    def unlink(self, missing_ok=False):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    saved.path().with_name(".best.pt.writing").touch()
+    monkeypatch.setattr(Path, "unlink", unlink)
+    saved.keeper.prepare(may_exist=True)
 
 
 @pytest.mark.parametrize(
@@ -602,6 +617,24 @@ def test_a_best_alone_that_nothing_can_go_on_from_is_named(run, how):
         run.keeper.restore(run.state)
 
 
+def test_no_run_goes_on_from_weights_alone(saved):
+    """As where somebody has put a parameter server's epoch-N.pt in the place of last.pt."""
+    saved.save("best")
+    saved.keeper.settle()
+    for name in ("last", "previous", "best"):
+        save_checkpoint(saved.path(name), load_checkpoint(saved.path(name)) | {"server": {}})
+    with pytest.raises(FileError, match=r"last\.pt holds the weights.*previous.* one back, or"):
+        saved.keeper.restore(saved.state)
+
+
+def test_a_best_that_is_damaged_is_not_advised_in_the_place_of_a_lost_last(saved):
+    for name in ("last", "previous"):
+        saved.path(name).unlink()
+    saved.path("best").write_bytes(b"nothing")
+    with pytest.raises(FileError, match=r"no readable checkpoint .* put a copy of one back, or"):
+        saved.keeper.restore(saved.state)
+
+
 def test_a_best_is_not_taken_for_a_last_that_was_lost(saved):
     """A copy of that may be further than any best is."""
     saved.save("best")
@@ -622,7 +655,8 @@ def test_a_best_is_not_taken_for_a_last_that_was_lost(saved):
 @pytest.mark.parametrize("name", ["last", "best"])
 def test_a_folder_with_checkpoints_alone_is_that_of_a_run(run, name):
     """Its ``metrics.jsonl`` was moved away, and a new run would replace its checkpoints."""
-    run.path("pretrained").touch()  # of the user's own
+    for own in ("pretrained", "epoch-wise"):  # of the user's
+        run.path(own).touch()
     run.keeper.prepare(may_exist=False)
     run.train()
     run.save(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 
@@ -219,6 +220,22 @@ def test_lines_are_the_same_from_either_end(tmp_path, monkeypatch, end, piece):
         lines = list(lines_of(tmp_path))
         assert [len(one.text) for one in lines] == [0, 3, 200][:count]
         assert list(lines_of(tmp_path, newest_first=True)) == lines[::-1]
+
+
+def test_a_line_of_many_pieces_is_read_from_the_end_in_few(monkeypatch):
+    """As a damaged disk may leave one: to join all pieces so far in each takes the square."""
+
+    class Counting(io.BytesIO):
+        reads = 0
+
+        def read(self, *size):
+            self.reads += 1
+            return super().read(*size)
+
+    monkeypatch.setattr(files, "_PIECE", 10)
+    file = Counting(b"a\n" + bytes(10_000) + b"\n")
+    assert list(files.lines_from_end(file)) == [bytes(10_000), b"a"]
+    assert file.reads < 20
 
 
 def test_lines_of_a_run_that_nothing_has_killed_all_count():

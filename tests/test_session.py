@@ -2277,3 +2277,14 @@ def test_weights_on_several_devices_are_refused(of_model):
     what = r"the model's ends\.weight" if of_model else r"a parameter .* of shape \(2, 2\),"
     with pytest.raises(PlanError, match=rf"{what} is on meta, and the model's .*weight on cpu"):
         make_session(model, optimizer)
+
+
+def test_frozen_weights_may_be_elsewhere_where_one_worker_trains():
+    """Such as a teacher on another GPU: nothing of them is summed or measured."""
+    model = make_model()
+    model.teacher = nn.Linear(2, 2, device="meta").requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with make_session(model, optimizer) as one:
+        train(one)
+    with pytest.raises(PlanError, match=r"teacher\.weight is on meta"):
+        make_session(model, optimizer, plan=make_tiny_plan((BATCH, BATCH)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -34,6 +35,7 @@ from batchwright.records.lines.line_files import line_text
 from batchwright.records.lines.run_lines import note
 from batchwright.records.run_folder import (
     CHECKPOINTED,
+    has_checkpoint,
     read_summaries,
     resuming_command,
     telling_how_to_resume,
@@ -348,6 +350,29 @@ def test_a_second_signal_ends_cells_that_do_not_listen(scripted, tmp_path, monke
     ready = signal_when(signal.SIGTERM, *moments)
     _, seen, stopped = scripted([deaf], while_running=ready)
     assert (stopped, list(seen.states.values())) == (signal.SIGTERM, ["stopped"])
+
+
+def test_a_removal_that_is_killed_leaves_no_checkpoint_to_go_on_from(
+    scripted, tmp_path, monkeypatch
+):
+    """The run has lost its last.pt, which `checkpointed` tells, and has an older best.pt."""
+    run = tmp_path / "cells" / "epochs=1,seed=0"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "best.pt").touch()
+    (run / CHECKPOINTED).touch()
+    remove = shutil.rmtree
+
+    def killed(folder, **options):
+        if folder == run:
+            (run / CHECKPOINTED).unlink()
+            raise KeyboardInterrupt
+        remove(folder, **options)
+
+    monkeypatch.setattr(runner.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        scripted([GOOD])
+    monkeypatch.undo()
+    assert not has_checkpoint(run)
 
 
 def test_a_cell_goes_on_only_from_a_checkpoint(scripted, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -266,11 +267,14 @@ def resuming_words(folder: str | Path, job: Job) -> list[str]:
 
 def has_begun(folder: Path) -> bool:
     """Whether a folder holds what training has written: lines, a summary, or any checkpoint."""
-    ours = (LAST, BEST, PREVIOUS)
     return any((folder / name).exists() for name in ("metrics.jsonl", "summary.json")) or any(
-        one.stem in ours or one.stem.startswith(KEPT)
-        for one in (folder / "checkpoints").glob("*.pt")
+        is_checkpoint(one.stem) for one in (folder / "checkpoints").glob("*.pt")
     )
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether training gives this name to a checkpoint, and not a user to a file of their own."""
+    return name in (LAST, BEST, PREVIOUS) or re.fullmatch(f"{KEPT}[0-9]+", name) is not None
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -150,7 +150,8 @@ def lines_from_end(file: BinaryIO) -> Iterator[bytes]:
     """Whole lines of a file without their line breaks, the last one first."""
     place, rest = end_of_lines(file) - 1, b""
     while place > 0:
-        stop, place = place, max(0, place - _PIECE)
+        # As much again as the line has so far, or one of many pieces would be joined in each anew.
+        stop, place = place, max(0, place - max(_PIECE, len(rest)))
         file.seek(place)
         rest, *lines = (file.read(stop - place) + rest).split(b"\n")
         yield from reversed(lines)

@@ -138,8 +138,8 @@ class Session:
 
     Raises:
         PlanError: The plan is for another number of workers (unless a run goes on), other data or
-            several resolutions that nothing resizes; or the model is in a wrapper, or its weights
-            are on several devices.
+            several resolutions that nothing resizes; or the model is in a wrapper, or weights
+            that it trains are on several devices.
         FileError: The run folder holds a run already, another process writes there, or it cannot be
             written; or the model's or the optimizer's state holds something that a checkpoint
             cannot give back.
@@ -177,7 +177,7 @@ class Session:
         self.model, self.optimizer = model, optimizer
         self.device = enter(next(model.parameters()).device)
         refuse_without_float64(self.device)
-        refuse_several_devices(model, optimizer)
+        refuse_several_devices(model, optimizer, alone=self.plan.workers == 1)
         self._clip_norm = checked_norm(clip_norm, self.plan)
         self._own_rates = checked_rates(learning_rate)
         in_main = threading.current_thread() is threading.main_thread()

@@ -390,8 +390,16 @@ def _layout(tensor: Tensor, name: str) -> str:
     return f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {kind}"
 
 
-def refuse_several_devices(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def refuse_several_devices(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, alone: bool
+) -> None:
     """Refuse weights on several devices: their gradients are summed and measured together.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer, which may train others.
+        alone: Whether one worker trains. Then frozen weights may be anywhere, such as a large
+            embedding on the CPU; workers compare theirs, on one device.
 
     Raises:
         PlanError: A weight is on another device than the model's first one.
@@ -402,10 +410,10 @@ def refuse_several_devices(model: nn.Module, optimizer: torch.optim.Optimizer) -
             named.setdefault(one, f"a parameter of the optimizer, of shape {tuple(one.shape)},")
     (first, name), *others = named.items()
     for one, other in others:
-        if one.device != first.device:
+        if one.device != first.device and (one.requires_grad or not alone):
             raise PlanError(
                 f"{other} is on {one.device}, and {name} on {first.device}: a session trains "
-                "weights of one device, so move all of them there before the optimizer is built"
+                "weights of one device, so move all of them to one before the optimizer is built"
             )
 
 

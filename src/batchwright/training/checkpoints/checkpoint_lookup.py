@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.distributed.group import Group
-from batchwright.errors import FileError
-from batchwright.records.run_folder import BEST, LAST, PREVIOUS, has_had_last
+from batchwright.errors import BatchwrightError, FileError
+from batchwright.records.run_folder import BEST, KEPT, LAST, PREVIOUS, has_had_last
 from batchwright.records.text.problems import to_stderr
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.recorder import Recorder
@@ -83,9 +83,10 @@ def find_checkpoint(folder: Path, group: Group) -> FoundCheckpoint | None:
     problems = list(dict.fromkeys(text for _, _, texts, _ in everyone for text in texts))
     if not known:
         if problems:
-            said, path = "; ".join(problems), folder / f"{BEST}.pt"
-            older = path.exists() and str(path) not in said
-            which = " (or best.pt in the place of last.pt, though it is older)" * older
+            said, which = "; ".join(problems), ""
+            with suppress(BatchwrightError):
+                _load_whole(folder / f"{BEST}.pt", mapped=True)
+                which = " (or best.pt in the place of last.pt, though it is older)"
             raise FileError(
                 f"{said}; put a copy of one back{which}, or begin again in another folder"
             )
@@ -120,7 +121,7 @@ def _read_newest(folder: Path) -> _Read:
     for name in (LAST, PREVIOUS):
         path = folder / f"{name}.pt"
         try:
-            found.content = load_checkpoint(path)
+            found.content = _load_whole(path)
         except FileError as error:
             found.problems.append(str(error))
         else:
@@ -139,9 +140,7 @@ def _read_newest(folder: Path) -> _Read:
     path, found.problems = folder / f"{BEST}.pt", []
     if path.exists():
         try:
-            content = load_checkpoint(path)
-            if not _is_whole(content):
-                raise FileError(f"{path} holds the weights alone, as an earlier version wrote them")
+            content = _load_whole(path)
         except FileError as error:
             found.problems = [str(error)]
         else:
@@ -172,9 +171,21 @@ def _take_best(path: Path, found: _Read) -> None:
         found.best, found.content = _NONE, load_checkpoint(other)
 
 
+def _load_whole(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """As `load_checkpoint`; a checkpoint that a run cannot go on from is a `FileError`, too."""
+    content = load_checkpoint(path, mapped=mapped)
+    if not _is_whole(content):
+        raise FileError(
+            f"{path} holds the weights alone, as a parameter server's {KEPT}N.pt does, and an "
+            "earlier version's best.pt"
+        )
+    return content
+
+
 def _is_whole(content: dict[str, Any]) -> bool:
-    """Whether a run can go on from a ``best.pt``: with a parameter server, an earlier version's has
-    weights alone.
+    """Whether a run can go on from a checkpoint: with a parameter server, some have weights alone.
+
+    They are those of single epochs, and an earlier version's ``best.pt``.
     """
     return content.get("server") != {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import ArgumentError, FileError, PlanError, one_line
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
-from batchwright.records.run_folder import CHECKPOINTED, has_begun
+from batchwright.records.run_folder import CHECKPOINTED, has_begun, is_checkpoint
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import described
 from batchwright.training.batches.randomness import (
@@ -438,10 +438,12 @@ def folder_problem(folder: Path, may_exist: bool) -> str | None:
         return f"{folder} holds a run already: choose another folder, or resume it"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        for left in (folder / "checkpoints").glob(".*.writing"):  # by a process that was killed
-            left.unlink(missing_ok=True)
         if not may_exist:  # left of a run that was removed
             (folder / CHECKPOINTED).unlink(missing_ok=True)
     except OSError as error:
         return f"cannot make {folder}/checkpoints: {error.strerror}; choose another folder"
+    for left in (folder / "checkpoints").glob(".*.pt.writing"):  # by a process that was killed
+        if is_checkpoint(left.name[1:].removesuffix(".pt.writing")):
+            with suppress(OSError):  # another user's, which may be in nobody's way
+                left.unlink()
     return None

@@ -107,6 +107,8 @@ class Runner:
             with suppress(FileError):  # if another process writes there, `train` will report it
                 # Waits for a cell of a killed sweep that is still ending.
                 take(folder, "another sweep's --out").close()
+                # First: killed behind the mark of a lost `last`, a `best` would be gone on from.
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
                 shutil.rmtree(folder)
         lines: Tail[RunLine] = Tail(folder / METRICS, sound_line, from_end=resumes)
         make_folder(self._folder / "logs")
