@@ -249,7 +249,11 @@ def test_the_reason_tells_batch_ratio_and_interval(monkeypatch):
             "float32",
             "{} computes in float32 alone: it has no instructions for 16",
         ),
-        (("float32",), "bfloat16", "taken in, on {}, which has no instructions for 16-bit formats."),
+        (
+            ("float32",),
+            "bfloat16",
+            "taken in, on {}, which has no instructions for 16-bit formats.",
+        ),
         (("float32", "bfloat16"), "bfloat16", "on {}, which computes in float32 and bfloat16."),
         (("float32", "bfloat16"), "float16", "The one the profile was taken in, on {}."),
     ],
