@@ -183,6 +183,7 @@ def test_a_plan_takes_no_batch_whose_noise_cannot_be_measured(keys) -> None:
     plan = make_plan(profile, make_job(**asked, **keys))
     assert plan.stages[0].global_batch_size >= 4
     assert plan.stages[0].accumulation_steps >= 2
+    assert plan.knees[0].global_batch_size == plan.stages[0].global_batch_size
     small = next(one for one in plan.considered if one.global_batch_size == 2)
     assert "cannot be cut into the 2 parts" in small.refused
     few = profile.model_copy(update={"data": make_data(train_samples=30)})

@@ -16,7 +16,12 @@ from batchwright.probing.commands import Compared
 from batchwright.probing.measure import comparison
 from batchwright.probing.measure import precision as module
 from batchwright.probing.measure.comparison import WORTHWHILE, compare
-from batchwright.probing.measure.precision import USUAL_BATCH, choose_precision, planned_batch
+from batchwright.probing.measure.precision import (
+    USUAL_BATCH,
+    choose_precision,
+    formats_of,
+    planned_batch,
+)
 from batchwright.records import Goal
 from samples import make_cluster, make_data, make_job, make_profile
 from test_probe import tiny_image_data, tiny_job
@@ -244,8 +249,13 @@ def test_the_reason_tells_batch_ratio_and_interval(monkeypatch):
             "float32",
             "{} computes in float32 alone: it has no instructions for 16",
         ),
-        (("float32",), "bfloat16", "taken in, on {}, which computes in float32 alone."),
+        (
+            ("float32",),
+            "bfloat16",
+            "taken in, on {}, which has no instructions for 16-bit formats.",
+        ),
         (("float32", "bfloat16"), "bfloat16", "on {}, which computes in float32 and bfloat16."),
+        (("float32", "bfloat16"), "float16", "The one the profile was taken in, on {}."),
     ],
 )
 def test_the_reason_tells_which_formats_the_processor_computes_in(formats, precision, said):
@@ -253,6 +263,19 @@ def test_the_reason_tells_which_formats_the_processor_computes_in(formats, preci
     cluster = make_cluster(formats=formats)
     why = measured_precision(make_profile(cluster=cluster), precision).why
     assert said.format(cluster.device_name) in why
+
+
+@pytest.mark.parametrize("half", [None, "bfloat16"])
+def test_workers_whose_processors_differ_in_their_formats_do_not_compare_any(monkeypatch, half):
+    """Those without a 16-bit format were done at once, and the others waited for them."""
+    others = None if half else "bfloat16"
+    mixed = SimpleNamespace(device=CPU, gather=lambda value: [value, others])
+    monkeypatch.setattr(module, "half_of", lambda device: half)
+    monkeypatch.setattr(module, "Bench", None)
+    data = SimpleNamespace(facts=make_data())
+    compared = choose_precision(make_job(precision="auto"), data, mixed, seconds=1)
+    assert compared == Compared(precision="float32")
+    assert formats_of(mixed) == ("float32",)
 
 
 def test_a_format_whose_gradients_are_not_finite_is_not_taken(monkeypatch):

@@ -21,6 +21,8 @@ WANTED_PARTS = 4
 GROWTH_PARTS = 2
 """Smallest number of parts where noise only decides about the batch at the end of an epoch: a mean
 over many steps needs no more, and each further pass costs time."""
+OF_NOISE = ("ags.mode", "batch_growth", "scaling")
+"""Job keys with which gradient noise is measured in each step."""
 NORMALIZED = 8
 """Fewest samples of a part with which batch normalization costs little accuracy: Wu and He 2018,
 arXiv 1803.08494, measured 1.2 points more error with 8 than with 32, 3.7 with 4 and 11.1 with 2."""

@@ -120,9 +120,10 @@ def measured_precision(profile: Profile, precision: Precision) -> Reason:
     why = f"The one the profile was taken in, on {name}."
     if formats == (precision,):
         why = f"{name} computes in {precision} alone: it has no instructions for 16-bit formats."
-    elif formats:
-        alone = " alone" if len(formats) == 1 else ""
-        why = f"{why[:-1]}, which computes in {' and '.join(formats)}{alone}."
+    elif precision in formats:
+        why = f"{why[:-1]}, which computes in {' and '.join(formats)}."
+    elif len(formats) == 1:  # of several, a GPU may have instructions for others, too
+        why = f"{why[:-1]}, which has no instructions for 16-bit formats."
     if profile.precisions:
         size = profile.precisions[0].local_batch_size
         times = " and ".join(

@@ -13,6 +13,7 @@ from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.candidates.objectives.comparisons import EQUAL, by_time
 from batchwright.planning.candidates.progress import FAR, Progress, fewest_epochs
 from batchwright.planning.candidates.table import Miss, Row, Table
+from batchwright.planning.gradient_scaling import OF_NOISE
 from batchwright.records import Estimate, Goal, Job
 from batchwright.records.text.formatting import counted, duration, percent, shares_between
 
@@ -27,10 +28,7 @@ _ADVICE = {
     "goal.max_cost": "raise goal.max_cost",
     "goal.preemptions_per_hour": "plan for workers that are not spot, or for a quicker restart "
     "(goal.restart_seconds){fewer}",
-    **{
-        key: f"give global_batch={{value}} or more, or leave {key} out"
-        for key in ("ags.mode", "batch_growth", "scaling")
-    },
+    **{key: f"give global_batch={{value}} or more, or leave {key} out" for key in OF_NOISE},
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
     "epochs": "give more epochs, or a smaller batch",
 }

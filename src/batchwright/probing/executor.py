@@ -22,7 +22,7 @@ from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.probing.measure.link import time_link
 from batchwright.probing.measure.memory import estimate_peak, held_bytes, memory_of_each, weigh
 from batchwright.probing.measure.pair_time import visit_pair
-from batchwright.probing.measure.precision import choose_precision
+from batchwright.probing.measure.precision import choose_precision, formats_of
 from batchwright.probing.measure.recomputation import compare_recomputation
 from batchwright.probing.measure.step_time import visit, visit_beside_loading
 from batchwright.probing.measure.timing import on_any_worker
@@ -32,7 +32,6 @@ from batchwright.records import Job, Record
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import (
     arithmetic,
-    half_of,
     local_workers,
     release_memory,
     worker_threads,
@@ -172,7 +171,7 @@ class Executor:
         set_training(bench.network)
         bench.batches.hold_images()
         bench.release()
-        feed, half = bench.batches.feed(command.workers), half_of(group.device)
+        feed = bench.batches.feed(command.workers)
         return commands.Prepared(
             data=self._data.facts,
             network=facts,
@@ -182,7 +181,7 @@ class Executor:
             threads=torch.get_num_threads(),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
-            formats=("float32",) if half is None else ("float32", half),
+            formats=formats_of(group),
             no_graphs=next(filter(None, group.gather(bench.graphs.failure)), ""),
             loaders=feed.loading.loaders if feed else None,
         )

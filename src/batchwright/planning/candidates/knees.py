@@ -12,6 +12,7 @@ from batchwright.algorithms.batch_size import as_compared, knee_of_line, knee_po
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.local_batches import shares_by_kind, split
 from batchwright.planning.candidates.table import Row
+from batchwright.planning.gradient_scaling import OF_NOISE
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Knee
 
@@ -85,7 +86,7 @@ def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], flo
     cluster, side = rows[0].cluster, rows[0].resolution
     # Limits on the batch itself leave candidates out here; limits on time and cost come later.
     of_workers = {"least_local_batch", "most_local_batch"}
-    bounds = {"goal.memory", "loaders", "goal.least_steps", *of_workers}
+    bounds = {"goal.memory", "loaders", "goal.least_steps", *of_workers, *OF_NOISE}
     within = [row for row in rows if bounds.isdisjoint(miss.limit for miss in row.misses)]
     batches = [row.batch for row in within]
     line = line_of(cluster, side)

@@ -46,6 +46,16 @@ _TURN_SECONDS = 0.02  # several short steps are timed together for so long
 _GROWTH = (4, 2)  # of the batch from one try to the next; the first factor that time allows is used
 
 
+def formats_of(group: Group) -> tuple[Precision, ...]:
+    """float32, and the 16-bit format that the devices of all workers multiply in hardware, if any.
+
+    Hosts may have processors of which some have none: then there is no choice for the group.
+    """
+    halves = set(group.gather(half_of(group.device)))
+    half = halves.pop() if len(halves) == 1 else None
+    return ("float32",) if half is None else ("float32", half)
+
+
 def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float) -> Compared:
     """The number format to train in; all workers of the group come to the same answer.
 
@@ -54,10 +64,9 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     """
     if job.precision != "auto":
         return Compared(precision=job.precision)
-    half = half_of(group.device)
-    if half is None:
+    formats = formats_of(group)
+    if len(formats) == 1:
         return Compared(precision="float32")
-    formats: tuple[Precision, Precision] = ("float32", half)
     settled = {"compile": "off", "cuda_graphs": "on" if may_replay(job) else job.cuda_graphs}
     benches = [
         Bench(job.model_copy(update={"precision": precision, **settled}), data, group)
@@ -79,7 +88,7 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     gc.collect()
     release_memory(group.device)
     return Compared(
-        precision=half if finite and ratio.value <= WORTHWHILE else "float32",
+        precision=formats[-1] if finite and ratio.value <= WORTHWHILE else "float32",
         times=tuple(
             PrecisionTime(
                 precision=precision,
