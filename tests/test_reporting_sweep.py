@@ -91,6 +91,18 @@ def test_of_runs_that_end_at_a_target_the_best_is_the_quickest():
     assert best_setting(make_sweep(grid, job=far)) == "best: warmup_epochs=2, 71.00 ± 0.58 %"
 
 
+def test_a_setting_whose_runs_failed_is_not_the_quickest_and_the_best_is_told_with_them():
+    ended = {at: {"training_seconds": 30.0 - 9 * (at % 3)} for at in range(9)}
+    grid = {"warmup_epochs": [0.0, 1.0, 2.0]}
+    job = make_job(workers=1, goal={"accuracy": 0.6})
+    failing = make_sweep(grid, replaced=ended | {8: FAILED}, job=job)
+    quickest = "quickest to goal.accuracy=0.6: warmup_epochs=1, 21.0 s"
+    assert best_setting(failing).startswith(quickest)
+    assert best_setting(make_sweep(grid, replaced={8: FAILED})) == (
+        "best: warmup_epochs=2, 70.50 ± 0.50 % (1 run failed)"
+    )
+
+
 def test_the_table_has_a_row_for_each_setting():
     text = shown(sweep_table(make_sweep(replaced={0: FAILED})), width=120)
     assert text.count("±") == 1 + 2 * 6
@@ -154,6 +166,14 @@ def test_curves_have_a_line_for_each_value_and_a_panel_for_the_other_keys():
     assert [spot.mean for spot in against(sweep, "warmup_epochs").lines[0].spots] == pytest.approx(
         [61.0, 66.0, 71.0]
     )
+
+
+def test_a_curve_ends_with_the_first_of_its_runs():
+    """Those that go on after a target was reached are the slowest, whose mean would fall."""
+    runs = [[0.3, 0.5, 0.7], [0.2, 0.4, 0.5, 0.6, 0.7]]
+    cells = tuple(make_cell(["sqrt"], seed, run) for seed, run in enumerate(runs))
+    (panel,) = curves(make_sweep({"scaling": ["sqrt"]}, seeds=2, cells=cells), "scaling")
+    assert [spot.mean for spot in panel.lines[0].spots] == pytest.approx([25.0, 45.0, 60.0])
 
 
 def test_a_setting_without_runs_keeps_the_others_colours():

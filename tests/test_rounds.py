@@ -351,6 +351,21 @@ def test_as_published_batches_and_weights_follow_the_shares_however_little_they_
     assert made[0].factor / made[1].factor == pytest.approx(3)  # models count by their samples
 
 
+def test_as_published_batches_and_weights_are_in_proportion_to_planned_shares_too():
+    """Workers of unequal speed have unequal shares from the start."""
+    job = make_job(workers=2, resolutions=(8,), dual={"shares": "published"})
+    rounds = make_rounds((750, 250), "bsp", batches=(64, 64), job=job)
+    first = [rounds.take(worker) for worker in (0, 1)]
+    assert [(one.samples, one.batch) for one in first] == [(750, 96), (250, 32)]
+    assert first[0].factor / first[1].factor == pytest.approx(3)
+    for worker in (0, 1):
+        rounds.commit(worker)
+    assert rounds.follow({0: 1.0, 1: 1.0}) == (500, 500)
+    again = [rounds.take(worker) for worker in (0, 1)]
+    assert [(one.samples, one.batch) for one in again] == [(500, 64), (500, 64)]
+    assert again[0].factor == again[1].factor
+
+
 def test_a_very_slow_worker_keeps_a_little():
     rounds = make_rounds((600, 400))
     assert rounds.follow({0: 1e-6, 1: 10.0}) == (998, 2)

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from batchwright import Session
 from batchwright.algorithms.learning_rate import rate_factor
+from batchwright.distributed.server_child import SERVER, SERVER_KEY
 from batchwright.errors import PlanError, TrainingError
 from batchwright.records import LearningRateRule, RunSummary
 from batchwright.records.documents import read_record
@@ -318,6 +320,38 @@ def lose_patience(end, seconds):
     limit = struct.pack("ll", 0, int(1e6 * seconds))
     end._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     end._timeout = seconds
+
+
+def test_a_worker_that_comes_back_does_not_draw_its_first_numbers_again():
+    """Dropout would leave out the same features in the rounds after each loss."""
+    plan = make_served_plan((8,), (24,), epochs=2)
+    begun, again = (numbers_of(plan, ended=ended) for ended in (0, 1))
+    assert begun[0] != again[0]
+    assert begun == numbers_of(plan, ended=0)
+
+
+def numbers_of(plan, *, ended):
+    """What a new process draws at each step, after another has ended so many rounds."""
+    with hosted(plan) as address:
+        if ended:
+            link = connect(address, KEY, timeout=200)
+            say_hello(link.send, plan, make_model())
+            link.send(Next())
+            first_round(link)
+            link.send(TRAINED, pack(make_model()))
+            first_round(link)
+            link.close()
+        os.environ.update({SERVER: address, SERVER_KEY: KEY.hex(), "RANK": "0"})
+        os.environ.update({"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+        model, drawn = make_model(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Session(model, optimizer, Points(24), plan=plan, loaders=0) as session:
+            torch.manual_seed(0)
+            for _ in session.epochs():
+                for features, labels, _ in session.batches():
+                    drawn.append(float(torch.rand(())))
+                    session.step(functional.cross_entropy(model(features), labels))
+    return drawn
 
 
 def test_an_evaluation_that_was_cut_short_is_all_that_is_left_to_do(tmp_path):

@@ -285,14 +285,25 @@ def test_seeds_reproduce_every_bit_and_others_do_not():
     assert found[0].clusters != found[2].clusters
 
 
-def test_stragglers_are_as_many_and_as_slow_as_stated():
+@pytest.mark.parametrize("seconds", [1e-6, 0.03, 0.3], ids="{:g} s".format)
+def test_a_worker_is_a_straggler_for_the_share_of_its_time_that_is_stated(seconds):
+    """So at three times the time for three tenths of it, 0.7 + 0.3 / 3 of the work gets done."""
     plan = make_plan()
     asked = {"speed_spread": 0.0, "step_spread": 0.0, "repeats": 8, "epochs": 500, "steps": 4000}
     plain = bw.simulate(plan, workers=1, **asked).clusters[0]
-    slower = bw.simulate(
-        plan, workers=1, straggler_share=0.3, straggler_slowdown=3, straggler_seconds=1, **asked
-    ).clusters[0]
-    assert slower.step_seconds.value / plain.step_seconds.value == pytest.approx(1.6, rel=0.05)
+    asked |= {"straggler_share": 0.3, "straggler_slowdown": 3, "straggler_seconds": seconds}
+    slower = bw.simulate(plan, workers=1, **asked).clusters[0]
+    assert slower.step_seconds.value / plain.step_seconds.value == pytest.approx(1.25, rel=0.05)
+
+
+def test_steps_end_sooner_than_a_straggler_that_is_one_for_a_moment():
+    """Of a step of a second at a thousandth of the speed, a straggler of a second leaves most."""
+    slow = Stragglers(share=0.01, slowdown=1000.0, seconds=1.0)
+    found = simulate_steps(
+        make_row(1), np.ones(1), 20_000, generator(), scatter=lognormal(0), stragglers=slow
+    )
+    assert found.slowest.max() < 30
+    assert found.slowest.mean() == pytest.approx(1 / (0.99 + 0.01 / 1000), rel=0.01)
 
 
 def test_a_straggler_stays_one_for_the_seconds_that_are_stated_whatever_steps_exchange():

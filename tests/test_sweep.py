@@ -511,6 +511,23 @@ def test_plans_learn_from_the_finished_runs_of_a_sweep(place, instantly):
         read_summaries("b b")
 
 
+def test_a_setting_that_diverged_with_other_seeds_is_said_to_be_judged_by_the_rest(
+    place, instantly, capsys
+):
+    found = bw.sweep(Job(**SHORT), {"learning_rate": [0.05, 0.1, 5.0]}, seeds=2, out="a")
+    capsys.readouterr()
+    assert len(read_summaries("a")) == 4
+    assert not capsys.readouterr().err  # of a setting all of whose runs failed no plan learns
+    lost = found.cells[0].name
+    cells = [
+        cell.model_copy(update={"state": "failed"}) if cell.name == lost else cell
+        for cell in found.cells
+    ]
+    write_record(found.model_copy(update={"cells": tuple(cells)}), "a/sweep.json")
+    assert len(read_summaries("a")) == 3
+    assert "warning: 1 run of the sweep in a failed where other seeds" in capsys.readouterr().err
+
+
 def test_a_resumed_sweep_runs_only_what_is_missing_and_can_be_widened(place, instantly):
     job = Job(**SHORT)
     bw.sweep(job, {"learning_rate": [0.05, 5.0]}, seeds=1, out="a")

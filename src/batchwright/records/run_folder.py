@@ -379,7 +379,14 @@ def read_summaries(run: str | Path) -> list[RunSummary]:
     folder = Path(run)
     if not is_there(folder / "sweep.json"):
         return [read_summary(run)]
-    found = read_record(folder / "sweep.json", Sweep).done
+    sweep = read_record(folder / "sweep.json", Sweep)
+    found, beside = sweep.done, [one for one in sweep.failed if sweep.runs_of(one.values)]
+    if beside:
+        to_stderr(
+            f"warning: {counted(len(beside), 'run')} of the sweep in {run} failed where other "
+            "seeds of the same setting did not: plans take such a setting for as good as the "
+            "latter, also if it often diverges"
+        )
     if not found:
         command = shlex.join(["batchwright", "sweep", "--resume", "--out", str(run)])
         raise FileError(f"no run of the sweep in {run} has finished yet; go on with `{command}`")

@@ -6,15 +6,14 @@ In step t worker i computes for
 
 with local batch :math:`b_i`, speed :math:`v_i` and standard normal :math:`z`; :math:`s` is the
 slowdown while the worker is a straggler, else 1. Workers become stragglers and cease to be with
-constant rates. All workers are computed at once, so time and memory of the simulation grow in
-proportion to their number.
+constant rates in time, also within a step and while they wait. All workers are computed at once, so
+time and memory of the simulation grow in proportion to their number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import expm1
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ Scatter = Callable[[np.random.Generator, tuple[int, int]], Floats]
 RECORDED_STEPS = 12
 """Number of first steps whose times are recorded for each worker."""
 _BLOCK = 2**18  # random numbers that are drawn at once: two megabytes
+_OFTEN = 30.0  # times that a worker becomes a straggler in a step from which on the mean counts
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,33 @@ class Stragglers:
     slowdown: float = 1.0  # seconds of computing as a straggler over the usual ones
     seconds: float = 1.0  # mean seconds for which a worker is a straggler at a time
 
-    def chances(self, step_seconds: float) -> tuple[float, float]:
-        """Probability of becoming a straggler in a step, and of ceasing to be one."""
-        begins = self.share / (1 - self.share) / self.seconds
-        return -expm1(-begins * step_seconds), -expm1(-step_seconds / self.seconds)
+    def compute(
+        self, work: Floats, slow: npt.NDArray[np.bool_], generator: np.random.Generator
+    ) -> Floats:
+        """Seconds that each worker computes for what takes ``work`` seconds if none is a straggler.
+
+        ``slow``: Who is a straggler; changed in place to who is one at the end of the computing.
+        """
+        apart = self.seconds * (1 - self.share) / self.share  # mean seconds until a next time
+        if not float(work.max()) < _OFTEN * apart:
+            return work / (1 - self.share + self.share / self.slowdown)
+        left, spent, busy = work.copy(), np.zeros(len(work)), np.arange(len(work))
+        while len(busy):
+            pace = np.where(slow[busy], self.slowdown, 1.0)
+            needed = left[busy] * pace
+            lasts = generator.exponential(np.where(slow[busy], self.seconds, apart))
+            spent[busy] += np.minimum(lasts, needed)
+            left[busy] -= lasts / pace
+            busy = busy[lasts < needed]
+            slow[busy] ^= True
+        return spent
+
+    def wait(
+        self, seconds: Floats, slow: npt.NDArray[np.bool_], generator: np.random.Generator
+    ) -> None:
+        """Let ``seconds`` pass in which workers do not compute; ``slow`` as for `compute`."""
+        changed = -np.expm1(-seconds / self.seconds / (1 - self.share))
+        slow ^= generator.random(len(slow)) < changed * np.where(slow, 1 - self.share, self.share)
 
 
 def lognormal(deviation: float) -> Scatter:
@@ -107,18 +130,16 @@ def simulate_steps(
     slow = np.zeros(workers, dtype=bool)
     if stragglers is not None:
         slow = generator.random(workers) < stragglers.share
-        begins, ceases = stragglers.chances(float(np.median(usual)) + row.exchange)
     block = max(1, min(_BLOCK // workers, count))
     recorded = []
     for start in range(0, count, block):
         size = min(block, count - start)
         factors = scatter(generator, (size, workers))
         for at, step in enumerate(range(start, start + size)):
-            factor = factors[at]
+            seconds = usual * factors[at]
             if stragglers is not None:
-                slow ^= generator.random(workers) < np.where(slow, ceases, begins)
-                factor = np.where(slow, stragglers.slowdown * factor, factor)
-            seconds = usual * factor
+                seconds = stragglers.compute(seconds, slow, generator)
+                stragglers.wait(seconds.max() - seconds + row.exchange, slow, generator)
             series.computing[step], series.slowest[step] = seconds.mean(), seconds.max()
             if step < RECORDED_STEPS:
                 recorded.append(seconds)

@@ -151,15 +151,22 @@ class LearningModel:
             The median. Without any observation it is the mean: the median of so wide a distribution
             is near 0 or 1 for trainings much longer or shorter than those of other tasks.
         """
-        curve, row = self._at(candidate)
-        middle = curve - short.mean
+        middle, row = self._at(candidate)
+        middle -= short.mean
         error = hypot(self._error(row, candidate.samples), short.error)
         counting = _noise(unit_of(middle), held_out, self.classes, 0.0) if held_out else 0.0
         wide = Z_975 * hypot(error, counting) * self._few
         low, high = middle - wide, middle + wide
+        off = Z_975 * error * self._few
+        curve, *ends = (self._share(at) for at in (middle, middle - off, middle + off))
         if not self.observed:  # approximate mean for a normal logit (MacKay 1992)
             middle = min(high, max(low, middle / sqrt(1 + pi * error**2 / 8)))
-        return _estimate(*(self._share(at) for at in (middle, low, high)))
+        value, low, high = (self._share(at) for at in (middle, low, high))
+        if held_out:  # counts may lie below guessing, and all may be right: no logit says so
+            off = self._few * _counted(curve, held_out)
+            off_low, off_high = (hypot(curve - end, off) for end in ends)
+            low, high = max(0.0, min(low, curve - off_low)), min(1.0, max(high, curve + off_high))
+        return _estimate(value, low, high)
 
     def residual(self, one: Observed) -> Normal:
         """Distance of logit u of an observed training below the curve, and its standard error.
@@ -504,6 +511,11 @@ def _noise(unit: float, held_out: int, classes: float, seed: float) -> float:
     share = with_guessing(unit, classes)
     counted = sqrt(share * (1 - share) / held_out) / ((1 - 1 / classes) * unit * (1 - unit))
     return sqrt(counted**2 + seed**2)
+
+
+def _counted(share: float, held_out: int) -> float:
+    """Half of the 95 % interval of a counted accuracy; a count is no finer than an image."""
+    return max(Z_975 * sqrt(share * (1 - share) / held_out), 0.5 / held_out)
 
 
 def _estimate(value: float, low: float, high: float) -> Estimate:

@@ -85,7 +85,11 @@ def varying(sweep: Sweep) -> list[SweptKey]:
 
 
 def curves(sweep: Sweep, key: str) -> list[Panel]:
-    """Accuracy by epoch: a panel for each setting of the other keys, a line for each value."""
+    """Accuracy by epoch: a panel for each setting of the other keys, a line for each value.
+
+    A line ends with the first of its runs. Where an accuracy ends them, means of those that are
+    left would be of the slowest alone, and fall.
+    """
     at, values = _place_of(sweep, key)
     panels = []
     for others in _others(sweep, at):
@@ -94,8 +98,8 @@ def curves(sweep: Sweep, key: str) -> list[Panel]:
             chosen = (*others[:at], value, *others[at:])
             runs = [cell.accuracies for cell in sweep.runs_of(chosen)]
             by_epoch = (
-                _spot(epoch + 1, (run[epoch] for run in runs if epoch < len(run)))
-                for epoch in range(max(map(len, runs), default=0))
+                _spot(epoch + 1, (run[epoch] for run in runs))
+                for epoch in range(min(map(len, runs), default=0))
             )
             spots = tuple(filter(None, by_epoch))
             if spots:
@@ -238,15 +242,17 @@ def mean_words(mean: Mean | None) -> str:
 def best_setting(sweep: Sweep) -> str:
     """The setting with the highest mean last accuracy, in a line; empty if none is known.
 
-    Where `goal.accuracy` ends the runs, the one that reached it in the least mean training time, if
-    any did. The line names the best of those that the seeds' errors cannot tell from it.
+    Where `goal.accuracy` ends the runs, the one all of whose runs reached it, in the least mean
+    training time, if any did. The line names the best of those that the seeds' errors cannot tell
+    from it, and how many runs failed, which are in no mean.
     """
     target, varies = sweep.job.goal.target, any(one.key.startswith("goal.") for one in sweep.keys)
     if target is not None and not varies and len({cell.simulated for cell in sweep.done}) == 1:
         there = [
             (one, one.training_seconds)
             for one in sweep.settings
-            if all((cell.accuracy or 0.0) >= target for cell in sweep.runs_of(one.values))
+            if not one.failed
+            and all((cell.accuracy or 0.0) >= target for cell in sweep.runs_of(one.values))
         ]
         if quickest := _ranked(sweep, there, sign=-1, say=_seconds_words):
             return f"quickest to goal.accuracy={target:g}: {quickest}"
@@ -268,7 +274,11 @@ def _ranked(
     if not known:
         return ""
     (_, best), *others = known
-    told = [f"{setting_words(keys, one.values)}, {say(mean)}" for one, mean in known]
+    told = [
+        f"{setting_words(keys, one.values)}, {say(mean)}"
+        + f" ({counted(one.failed, 'run')} failed)" * (one.failed > 0)
+        for one, mean in known
+    ]
     level = [
         words for words, (_, mean) in zip(told[1:], others, strict=True) if _as_good(mean, best)
     ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from batchwright.algorithms.partition import apportion
@@ -253,15 +253,13 @@ class Rounds:
     def batches(self, stage: Stage) -> tuple[int, ...]:
         """Local batch of each worker in a row; it follows the shares if ``dual.shares=published``.
 
-        Then all workers make equally many steps in a round, and the sum of the batches stays.
+        Then all workers with one planned batch make equally many steps in a round, and the sum of
+        the batches stays.
         """
         planned = stage.local_batch_sizes
-        if not (self._published and self._speeds):
+        if not self._published:
             return planned
-        weights = [
-            0.0 if worker in self._gone else size * self._speeds.get(worker, 1.0)
-            for worker, size in enumerate(planned)
-        ]
+        weights = [size * share for size, share in zip(planned, self._relative(stage), strict=True)]
         least = [
             min(FEWEST, size) if weight else 0
             for size, weight in zip(planned, weights, strict=True)
@@ -368,9 +366,24 @@ class Rounds:
         return self._plan.job.dual.shares == "published"
 
     def _weight(self, worker: int, index: int) -> float:
-        """Update factor of a worker's model in a row; as published, times its relative speed."""
-        factor = self._plan.stages[index].update_factors[worker]
-        return factor * self._speeds.get(worker, 1.0) if self._published else factor
+        """Update factor of a worker's model in a row; as published, in proportion to its share."""
+        stage = self._plan.stages[index]
+        factor = stage.update_factors[worker]
+        return factor * self._relative(stage)[worker] if self._published else factor
+
+    def _relative(self, stage: Stage) -> list[float]:
+        """Each worker's samples per round in a row, over the mean planned with its batch.
+
+        Planned shares may differ themselves, as those of workers of unequal speed do.
+        """
+        planned: dict[int, list[int]] = defaultdict(list)
+        for size, share in zip(stage.local_batch_sizes, stage.samples_per_round, strict=True):
+            planned[size].append(share)
+        means = {size: fmean(shares) for size, shares in planned.items()}
+        return [
+            share / means[size]
+            for size, share in zip(stage.local_batch_sizes, self.shares(stage), strict=True)
+        ]
 
     def _least(self) -> list[int]:
         """Fewest samples of each worker's rounds, so that nobody's share becomes 0."""

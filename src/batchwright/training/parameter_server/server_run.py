@@ -21,6 +21,7 @@ from batchwright.distributed.server_child import PLACE, SERVER, SERVER_KEY, Serv
 from batchwright.errors import LostWorkerError, PlanError
 from batchwright.records import Stage
 from batchwright.training.batches.feeding import Batch
+from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.evaluate.evaluation import Evaluation
@@ -199,6 +200,9 @@ class ServerRun:
             yield answer.evaluate
             self._settle()
         self._take(weights, replace(answer, evaluate=None))
+        if answer.ticket is not None and answer.ticket.number >= self.world_size:
+            # Not a first round: this process stands in for one that has drawn its numbers already.
+            seed_worker(self._plan.job.seed, answer.ticket.number, self.rank)
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket
             self._batches = EpochBatches(self._round(), self.stepper, self._clock)
