@@ -284,6 +284,6 @@ def test_visits_beside_other_programs_say_nothing_of_kinds_of_workers_either():
     quiet, since = visitor.kinds(), visitor.ledger.turn
     for _ in range(4):
         visit(0.5)
-    visitor.ledger.disturb(since)
+    visitor.ledger.disturb(since, 0.5)
     assert [kind.kind for kind in quiet] == ["a", "b"]
     assert visitor.kinds() == quiet

@@ -449,14 +449,17 @@ def test_quiet_visits_replace_disturbed_ones():
         return [one.seconds for one in ledger.means(point)]
 
     ledger.add(point, ((2.0, 0.0),))
-    ledger.disturb(0)
+    ledger.disturb(0, 0.6)
     assert ledger.is_disturbed(point)
     assert seconds() == [2.0]
+    assert (ledger.share(point), ledger.slowest_left_out(point)) == (0.6, None)
     ledger.add(point, ((1.0, 0.0),))
     assert not ledger.is_disturbed(point)
     assert seconds() == [1.0]
-    ledger.disturb(1)
+    assert (ledger.share(point), ledger.slowest_left_out(point)) == (None, 2.0)
+    ledger.disturb(1, 0.8)
     assert seconds() == [2.0, 1.0]
+    assert (ledger.share(point), ledger.slowest_left_out(point)) == (pytest.approx(0.7), None)
 
 
 def loaded_in(seconds):
@@ -477,7 +480,7 @@ def test_loading_that_counts_is_that_of_the_visits_that_do():
     visitor.try_first(point)
     visitor.visit(point)
     assert visitor.step_times()[0].loading == loaded_in(8.0)
-    visitor.ledger.disturb(0)
+    visitor.ledger.disturb(0, 0.5)
     assert visitor.step_times()[0].loading == loaded_in(8.0)  # the only one
     visitor.visit(point)
     assert visitor.step_times()[0].loading == loaded_in(1.0)

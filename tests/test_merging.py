@@ -102,6 +102,18 @@ def test_what_steps_make_of_a_visit_is_the_mean_of_what_is_told():
         assert merged.steps[0].visit_error == pytest.approx(expected)
 
 
+def test_visits_beside_other_programs_count_where_there_are_no_others():
+    quiet = make_step(1, 8)
+    slow = quiet.model_copy(update={"visits": (0.9, 0.9), "step_seconds": 0.9, "share": 0.5})
+    slower = slow.model_copy(update={"share": 0.3, "beside_seconds": 1.5})
+    (merged,) = merge_profiles([make_profile(steps=(one,)) for one in (slow, quiet, slower)])
+    (step,) = merged.steps
+    assert (step.visits, step.share, step.beside_seconds) == (quiet.visits, None, 1.5)
+    (merged,) = merge_profiles([make_profile(steps=(one,)) for one in (slow, slower)])
+    (step,) = merged.steps
+    assert (step.visits, step.share) == ((0.9,) * 4, pytest.approx(0.4))
+
+
 def test_the_larger_peak_the_least_memory_and_all_failures_are_kept():
     low = make_memory(1, 8)
     high = low.model_copy(update={"peak_bytes": low.peak_bytes + 5})

@@ -495,7 +495,7 @@ def test_a_point_that_contradicts_a_larger_one_counts_for_little_and_is_named(st
     quiet = fit_step_time([point(*one) for one in times.items()])
     times[stray] *= 10
     model = fit_step_time([point(*one) for one in times.items()])
-    (told,) = (note for note in model.notes if "one was disturbed" in note)
+    (told,) = (note for note in model.notes if "was disturbed" in note)
     assert f"local batch {2 * stray} " in told
     assert f"but batch {stray} " in told
     for batch in times:
@@ -504,10 +504,62 @@ def test_a_point_that_contradicts_a_larger_one_counts_for_little_and_is_named(st
         assert model.standard_error(2, 32, batch) >= quiet.standard_error(2, 32, batch)
 
 
+def test_small_batches_that_were_all_disturbed_count_for_little():
+    times = {batch: 0.01 + 0.001 * batch for batch in (8, 16, 32, 64, 128, 256)}
+    slow = times | dict.fromkeys((8, 16, 32), 0.5)
+    model = fit_step_time([point(*one) for one in slow.items()])
+    for batch, true in times.items():
+        assert model.seconds(2, 32, batch) == pytest.approx(true + SYNC, rel=0.3)
+
+
+def beside(batch, share, factor, workers=2):
+    slow = point(batch, factor * (0.01 + 0.001 * batch), factor * SYNC, workers=workers)
+    return slow.model_copy(update={"share": share})
+
+
+def test_points_that_were_visited_beside_other_programs_alone_count_for_little():
+    batches = (8, 16, 32, 64, 128)
+    quiet = fit_step_time([beside(batch, None, 1) for batch in batches])
+    slow = {16: 0.5, 64: 0.5}
+    points = [beside(batch, slow.get(batch), 1.8 if batch in slow else 1) for batch in batches]
+    model, untold = fit_step_time(points), fit_step_time([beside(b, None, 1.8) for b in batches])
+    for batch in batches:
+        assert model.seconds(2, 32, batch) == pytest.approx(quiet.seconds(2, 32, batch), rel=0.05)
+    # Where all points had the same share, nothing tells them apart.
+    for share in (0.5, 0.0):
+        same = fit_step_time([beside(batch, share, 1.8) for batch in batches])
+        assert same.predict(2, 32, 32) == untold.predict(2, 32, 32)
+
+
+def test_intervals_beside_others_reach_as_far_as_a_step_waited_for_its_threads():
+    points = [beside(batch, None, 1, workers) for batch in BATCHES for workers in (1, 2)]
+    waited = [
+        one.model_copy(update={"beside_seconds": one.step_seconds + 0.3})
+        if (one.workers, one.local_batch_size) == (1, 16)
+        else one
+        for one in points
+    ]
+    short, long, other = (1, 32, 16), (1, 32, 128), (2, 32, 16)
+    for told in (points, waited):
+        quiet = fit_step_time(told)
+        assert [quiet.predict(*at) for at in (short, long, other)] == [
+            fit_step_time(points).predict(*at) for at in (short, long, other)
+        ]
+    without, model = (fit_step_time(some, least_share=0.5) for some in (points, waited))
+    assert model.predict(*other) == without.predict(*other)
+    wait = 0.3 - model.seconds(*short)  # beyond that by half of the cores
+    for at in (short, long):
+        assert without.predict(*at).high < model.predict(*at).high
+        assert model.predict(*at).high >= 2 * model.seconds(*at) + wait
+    ratios = [model.predict(*at).high / without.predict(*at).high for at in (short, long)]
+    assert ratios[0] > 3 * ratios[1]
+
+
 def test_two_points_that_contradict_each_other_still_make_a_curve_with_a_wide_interval():
     model = fit_step_time([point(32, 0.2), point(64, 0.05)])
     assert model.seconds(2, 32, 64) >= model.seconds(2, 32, 32) > 0
-    assert model.standard_error(2, 32, 64) > 0.5
+    assert model.seconds(2, 32, 64) == pytest.approx(0.05 + SYNC, rel=0.05)
+    assert model.standard_error(2, 32, 64) < 0.1 < 0.5 < model.standard_error(2, 32, 32)
 
 
 def test_a_contradiction_names_both_points_until_their_scatter_explains_it():

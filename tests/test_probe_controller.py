@@ -625,7 +625,7 @@ def test_what_stays_contradictory_ends_the_probe_in_time_and_widens_the_plans_in
     assert (small.local_batch_size, large.local_batch_size) == (4, 8)
     assert profile.probe_seconds <= 5 * 1.6
     plan = make_plan(profile)
-    (told,) = (one for one in plan.reasons if "one was disturbed" in one.why)
+    (told,) = (one for one in plan.reasons if "was disturbed" in one.why)
     assert "ocal batch 8 " in told.why
     assert "but batch 4 " in told.why
 

@@ -238,6 +238,10 @@ def _pooled(
 
 
 def _step(points: Sequence[StepTime]) -> StepTime:
+    slowest = max(p.beside_seconds or 0.0 for p in points) or None
+    # As in a probe, visits beside other programs count only where there are no others.
+    points = [p for p in points if p.share is None] or points
+    shares = [p.share for p in points if p.share is not None]
     visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
     middle = median(visits)
     # Without `visit_error` the quartiles of several visits include how far these are apart.
@@ -266,6 +270,8 @@ def _step(points: Sequence[StepTime]) -> StepTime:
             "visit_error": (
                 _mean([step_share(p) for p in with_error], with_error) if with_error else None
             ),
+            "share": _mean(shares, points) if shares else None,
+            "beside_seconds": slowest,
             "loading": pooled_loading(loadings),
         }
     )

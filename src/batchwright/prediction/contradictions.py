@@ -1,17 +1,23 @@
-"""Finds measured step times that contradict each other, and widens their errors.
+"""Finds measured steps that were disturbed: a larger batch takes far less time.
 
-A larger batch cannot take far less time than a smaller one. On a busy machine all visits to a point
-may fall into a slow stretch, and then it seems so.
+Other programs make a step slower and never quicker. On a busy machine all visits to a point may
+fall into a slow stretch; then a larger batch seems quicker, and its time is more than the smaller
+one takes undisturbed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from math import hypot, log, sqrt
+from math import hypot, log
 from typing import TypeVar
 
-from batchwright.prediction.drift import Drift, drift_by_workers, point_error, point_seconds
+from batchwright.prediction.drift import (
+    LEAST_SHARE,
+    Drift,
+    drift_by_workers,
+    point_error,
+    point_seconds,
+)
 from batchwright.records import HeldOut, MemoryPoint, OutOfMemory, StepTime
 from batchwright.records.text.formatting import counted
 
@@ -27,7 +33,7 @@ _MIN_ERRORS = 4.0  # least difference, in standard errors, that is one
 def contradictions(
     points: Sequence[StepTime], drifts: Mapping[int, Drift] | None = None
 ) -> list[tuple[StepTime, StepTime]]:
-    """Pairs of a batch and the next larger measured one that takes far less time.
+    """Disturbed points, each with the quickest of the larger batches that take far less time.
 
     ``drifts``: Drift by number of workers; unset: as the points show it.
     """
@@ -35,12 +41,17 @@ def contradictions(
     found = []
     for (workers, _), group in grouped(points).items():
         drift = drifts[workers].share
-        for small, large in pairwise(group):
-            drop = log(point_seconds(small) / point_seconds(large))
-            error = hypot(point_error(small, drift), point_error(large, drift))
-            if drop > max(log(_MIN_RATIO), _MIN_ERRORS * error):
-                found.append((small, large))
+        for i, small in enumerate(group):
+            quicker = [large for large in group[i + 1 :] if _contradict(small, large, drift)]
+            if quicker:
+                found.append((small, min(quicker, key=point_seconds)))
     return found
+
+
+def _contradict(small: StepTime, large: StepTime, drift: float) -> bool:
+    drop = log(point_seconds(small) / point_seconds(large))
+    error = hypot(point_error(small, drift), point_error(large, drift))
+    return drop > max(log(_MIN_RATIO), _MIN_ERRORS * error)
 
 
 def point_errors(
@@ -50,21 +61,32 @@ def point_errors(
 ) -> dict[Key, float]:
     """Relative standard error of each point's time.
 
-    It is not known which of two contradicting points is wrong, so both get an error that makes
-    their difference one standard error. Then the points around them decide, the intervals are wide,
-    and a disturbed probe still gives a plan.
+    A point that was visited beside other programs alone has, besides, the error of the time that it
+    would have taken with the largest share of the cores that any point had. One that contradicts a
+    larger batch has an error that makes their distance one standard error. Then the points around
+    them decide, intervals are wide, and a disturbed probe still gives a plan.
 
     Args:
         points: Measured steps.
         drifts: Drift by number of workers.
-        doubtful: Pairs that contradict each other, from `contradictions`.
+        doubtful: Disturbed points and quicker ones, from `contradictions`.
     """
-    errors = {key_of(point): point_error(point, drifts[point.workers].share) for point in points}
+    most = max((_share(point) for point in points), default=1.0)
+    errors = {
+        key_of(point): hypot(
+            point_error(point, drifts[point.workers].share), log(most / _share(point))
+        )
+        for point in points
+    }
     for small, large in doubtful:
-        apart = log(point_seconds(small) / point_seconds(large)) / sqrt(2)
-        for point in (small, large):
-            errors[key_of(point)] = max(errors[key_of(point)], apart)
+        apart = log(point_seconds(small) / point_seconds(large))
+        errors[key_of(small)] = max(errors[key_of(small)], apart)
     return errors
+
+
+def _share(point: StepTime) -> float:
+    """Share of the cores that a worker had at a point; 1 if it was undisturbed."""
+    return 1.0 if point.share is None else max(LEAST_SHARE, point.share)
 
 
 def grouped(points: Iterable[Placed]) -> dict[tuple[int, int], list[Placed]]:

@@ -30,7 +30,7 @@ class MeasuredCurves:
     drifts: Mapping[int, Drift]  # drift by number of workers
     # Points by number of workers and resolution.
     groups: Mapping[tuple[int, int], Sequence[StepTime]]
-    doubtful: Sequence[tuple[StepTime, StepTime]]  # pairs of points that contradict each other
+    doubtful: Sequence[tuple[StepTime, StepTime]]  # disturbed points, see `contradictions`
     errors: Mapping[Key, float]  # relative standard error of each point
     # Curve of the whole step by number of workers and resolution.
     whole: Mapping[tuple[int, int], Curve]
@@ -56,8 +56,14 @@ def measured_curves(points: tuple[StepTime, ...]) -> MeasuredCurves:
     groups = grouped(points)
     doubtful = contradictions(points, drifts)
     errors = point_errors(points, drifts, doubtful)
-    whole = _fit_all(groups, point_seconds, errors)
-    compute = _fit_all(groups, computing_seconds, errors)
+    # A disturbed step takes undisturbed at most as long as the larger batch that was quicker.
+    bounds = {key_of(small): large for small, large in doubtful}
+
+    def bounded(seconds: Callable[[StepTime], float]) -> Callable[[StepTime], float]:
+        return lambda point: min(seconds(point), seconds(bounds.get(key_of(point), point)))
+
+    whole = _fit_all(groups, bounded(point_seconds), errors)
+    compute = _fit_all(groups, bounded(computing_seconds), errors)
     return MeasuredCurves(drift, drifts, groups, doubtful, errors, whole, compute)
 
 

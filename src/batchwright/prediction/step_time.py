@@ -141,7 +141,10 @@ class StepTimeModel:
     _gradient_bytes: int
     _link: Link | None
     _several_cores: bool  # whether cores share a step, see `drift.HANDING_OVER`
-    _others: float  # deviation by other programs, see `drift.load_deviation`
+    # Least share of its cores that a worker gets beside other programs; 1 on a quiet machine.
+    _least_share: float
+    # By number of workers: most seconds that a step took longer than by that share alone.
+    _waits: Mapping[int, float]
     _laws: dict[tuple[int, int], tuple[_Law, _Law]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -219,7 +222,7 @@ class StepTimeModel:
         value = self.seconds(*step)
         # A lower bound of the half width: visits of a short probe may not show core migration, nor
         # how much others take at other times.
-        least = self._least(step, self._if_cores_move(*step), self._others)
+        least = self._least(step, self._if_cores_move(*step), self._by_others(*step))
         down, up = (min(WIDEST, max(least, one)) for one in self._by_visits(*step))
         return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
 
@@ -257,6 +260,21 @@ class StepTimeModel:
         fixed = whole.at(1) + (passes - 1) * compute.at(1)
         share = min(1.0, fixed / self.seconds(workers, resolution, local_batch_size, passes))
         return HANDING_OVER * share
+
+    def _by_others(
+        self, workers: int, resolution: int, local_batch_size: int, passes: int
+    ) -> float:
+        """Relative standard deviation of a step by other programs that come and go.
+
+        Beside them a step takes longer than by its share of the cores: threads of a worker wait for
+        the one whose core is taken at nearly every operation, so a short step may take many times
+        as long. The most that any visit waited is taken for every step.
+        """
+        if self._least_share == 1:
+            return 0.0
+        seconds = self.seconds(workers, resolution, local_batch_size, passes)
+        beside = seconds / self._least_share + self._waits[self.nearest(workers)]
+        return load_deviation(seconds / beside)
 
     def _least(self, step: tuple[int, int, int, int], *deviations: float) -> float:
         """Half width of the interval by deviations that no visits may show; 0 without any."""
@@ -424,8 +442,22 @@ def fit_step_time(
         _gradient_bytes=gradient_bytes,
         _link=link,
         _several_cores=several_cores,
-        _others=load_deviation(least_share),
+        _least_share=least_share,
+        _waits={
+            workers: _longest_wait([p for p in points if p.workers == workers], least_share)
+            for workers in drifts
+        },
     )
+
+
+def _longest_wait(points: Sequence[StepTime], least_share: float) -> float:
+    """Most seconds that a step took longer beside others than by the least share of the cores."""
+    waits = (
+        point.beside_seconds - point_seconds(point) / least_share
+        for point in points
+        if point.beside_seconds is not None
+    )
+    return max([0.0, *waits])
 
 
 def _in_passes(last: _Law, earlier: _Law, local_batch_size: int, passes: int) -> float:
@@ -470,8 +502,8 @@ def _notes(
 ) -> list[str]:
     notes = [
         f"{place_of(large)} takes {point_seconds(large):.4g} s a step, but batch "
-        f"{small.local_batch_size} takes {point_seconds(small):.4g} s: one was disturbed, and both "
-        "count for little; probe again while the machine is quiet"
+        f"{small.local_batch_size} takes {point_seconds(small):.4g} s: the smaller one was "
+        "disturbed and counts for little; probe again while the machine is quiet"
         for small, large in fitted.doubtful
     ]
     if not fitted.drift.degrees:

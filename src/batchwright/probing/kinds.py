@@ -235,5 +235,6 @@ def _step_of_kind(
             "step_low": step.step_low * ratio,
             "step_high": step.step_high * ratio,
             "visits": both,
+            "beside_seconds": None,  # that of all kinds together
         }
     )

@@ -327,7 +327,7 @@ class Visitor:
             return False
         disturbed = bool(disturbances(load) if waiting else load_words(load))
         if disturbed:
-            self.ledger.disturb(self._watched)
+            self.ledger.disturb(self._watched, load.share)
             if not waiting:
                 self._shares.append(load.share)
         self._watched = self.ledger.turn
@@ -492,6 +492,8 @@ class Visitor:
             repeats=len(steps),
             visits=tuple(one.seconds for one in means),
             visit_error=median(one.error for one in means),
+            share=self.ledger.share(point),
+            beside_seconds=self.ledger.slowest_left_out(point),
             loading=pooled_loading(self.ledger.loading(point)),
         )
         self._step_times[point] = visits, found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import hypot, sqrt
+from statistics import fmean
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.prediction.fit import Z_975
@@ -192,7 +193,8 @@ class Ledger:
     turn: int = 0
     _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
     _loading: dict[int, StepLoading] = field(default_factory=dict)
-    _disturbed: set[int] = field(default_factory=set)
+    # Disturbed visits, with the share of the cores in use that our processes had.
+    _disturbed: dict[int, float] = field(default_factory=dict)
 
     def add(
         self, point: Point, steps: Iterable[tuple[float, float]], loading: StepLoading | None = None
@@ -204,16 +206,25 @@ class Ledger:
             self._loading[self.turn] = loading
         self.steps[point] = [self._visits[point][turn] for turn in self.counted(point)]
 
-    def disturb(self, since: int) -> None:
-        """Mark the visits after turn ``since`` as disturbed: other programs used the machine."""
-        self._disturbed.update(range(since + 1, self.turn + 1))
+    def disturb(self, since: int, share: float) -> None:
+        """Mark the visits after turn ``since`` as disturbed: other programs used the machine.
+
+        ``share``: Share of the cores in use that our processes had, from 0 to 1.
+        """
+        self._disturbed.update(dict.fromkeys(range(since + 1, self.turn + 1), share))
         for point, visits in self._visits.items():
             if max(visits) > since:
                 self.steps[point] = [visits[turn] for turn in self.counted(point)]
 
     def is_disturbed(self, point: Point) -> bool:
         """Whether all visits to a point were disturbed."""
-        return point in self._visits and self._disturbed.issuperset(self._visits[point])
+        return point in self._visits and self._visits[point].keys() <= self._disturbed.keys()
+
+    def share(self, point: Point) -> float | None:
+        """Mean share of the cores in the visits that count; `None`: they were undisturbed."""
+        if not self.is_disturbed(point):
+            return None
+        return fmean(self._disturbed[turn] for turn in self.counted(point))
 
     def loading(self, point: Point) -> list[StepLoading]:
         """Times of loading in the visits that count, where loader processes fed them."""
@@ -223,6 +234,12 @@ class Ledger:
         """Numbers of the visits to a point that count, among all visits, from 1 on."""
         visits = self._visits[point]
         return [turn for turn in visits if turn not in self._disturbed] or list(visits)
+
+    def slowest_left_out(self, point: Point) -> float | None:
+        """Seconds of the mean step of the slowest visit that does not count; `None`: all count."""
+        counted, visits = self.counted(point), self._visits[point]
+        left_out = (mean_step(visits[turn]).seconds for turn in visits if turn not in counted)
+        return max(left_out, default=None)
 
     def means(self, point: Point) -> list[MeanStep]:
         """The mean step of each visit that counts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -57,6 +57,17 @@ class StepTime(Record):
         None,
         description="Standard error of a visit's mean by the scatter of its own steps, as a share "
         "of the mean: median over the visits. Null in older profiles.",
+    )
+    share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="Mean share of the cores in use that our processes had in these visits, where "
+        "other programs ran beside all of them. Null where some visits were undisturbed: then "
+        "only those count; and in older profiles.",
+    )
+    beside_seconds: Positive | None = Field(
+        None,
+        description="Mean seconds of the whole step at the slowest visit that does not count, as "
+        "other programs ran beside it. Null where all visits count, and in older profiles.",
     )
     loading: StepLoading | None = Field(
         None,
