@@ -510,6 +510,35 @@ def test_a_label_of_several_numbers_is_refused_in_words(label: Any) -> None:
         torchvision_data._list({"train": Several()}, Job(data="torchvision:Several"), "Several")
 
 
+def test_labels_are_those_of_the_items_where_the_list_has_others() -> None:
+    """As torchvision's OxfordIIITPet with target_types=binary-category, whose list has breeds."""
+
+    class Pets(Parts):
+        classes = ("Abyssinian", "beagle", "boxer", "Sphynx")
+        targets = (0, 1, 2, 3) * 3
+
+        def __init__(self, binary: bool) -> None:
+            self.binary = binary
+
+        def __len__(self) -> int:
+            return len(self.targets)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            breed = self.targets[index]
+            return Image.new("RGB", (8, 8)), int(breed in (1, 2)) if self.binary else breed
+
+    job = Job(data="torchvision:Pets", val=0.3)
+    found = torchvision_data._list({"train": Pets(binary=True)}, job, "Pets")
+    assert found.classes == ("0", "1")
+    labels = {file.name: file.label for file in found.all_files}
+    assert [labels[f"train/{row}"] for row in range(12)] == [0, 1, 1, 0] * 3
+    found = torchvision_data._list({"train": Pets(binary=False)}, job, "Pets")
+    assert found.classes == Pets.classes
+    assert [file.label for file in sorted(found.all_files, key=lambda one: int(one.name[6:]))] == [
+        *Pets.targets
+    ]
+
+
 def test_lsun_would_unpickle_a_file_of_the_current_folder() -> None:
     library("torchvision")
     assert "torchvision has no data set LSUN" in refused("torchvision:LSUN")
