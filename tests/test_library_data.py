@@ -540,6 +540,20 @@ def test_labels_are_those_of_the_items_where_the_list_has_others() -> None:
     ]
 
 
+def test_photographs_of_torchvision_are_turned_upright_as_files_are() -> None:
+    from batchwright.workload.data.decoding import decode
+
+    halves = Image.fromarray(np.repeat(np.uint8([[0], [255]]), 8, axis=0).repeat(16, axis=1))
+    lying, file, exif = halves.convert("RGB"), io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    lying.save(file, "JPEG", exif=exif, quality=95)
+    wanted = decode(file.getvalue(), top_resolution=16)
+    assert wanted[0, 0, 0] > 200 > 50 > wanted[0, -1, 0]
+    opened = Image.open(file).convert("RGB")  # as torchvision's loader does
+    found = decode(torchvision_data.Items({"train": [(opened, 0)]})("train/0"), top_resolution=16)
+    assert np.array_equal(found, wanted)
+
+
 def test_lsun_would_unpickle_a_file_of_the_current_folder() -> None:
     library("torchvision")
     assert "torchvision has no data set LSUN" in refused("torchvision:LSUN")

@@ -16,7 +16,7 @@ from PIL import Image
 from batchwright.errors import DataError
 from batchwright.records import Job
 from batchwright.storage.locks import lock_file
-from batchwright.workload.data.decoding import UnreadableImageError, encoded
+from batchwright.workload.data.decoding import UnreadableImageError, encoded, turned
 from batchwright.workload.data.listing import (
     TEST_NAMES,
     VAL_NAMES,
@@ -139,6 +139,8 @@ class Items:
         with _ONE_AT_A_TIME:
             try:
                 image = self.parts[part][int(index)][0]
+                if isinstance(image, Image.Image):
+                    image = turned(image)  # torchvision leaves photographs lying
             except Exception as error:  # the library, and Pillow below it, may fail in any way
                 raise UnreadableImageError(in_words(error)) from error
         if isinstance(image, Image.Image):
