@@ -609,6 +609,29 @@ def test_a_trainer_that_replays_no_graphs_is_said_to_take_longer() -> None:
         assert "CUDA graphs" not in exported(make_plan(), name)
 
 
+@pytest.mark.parametrize(
+    ("keys", "said", "refused"),
+    [
+        ({"frozen": ("stem.*", "stages.0.*")}, "leaves weights frozen", r"frozen=stem\.\*,stages"),
+        ({"loss": "my_losses:focal"}, "a loss of your own", "loss=my_losses:focal"),
+        ({"weights": "before.pt"}, "starts from trained weights", None),
+        ({"network_args": {"pretrained": True}}, "starts from trained weights", None),
+    ],
+)
+def test_what_the_script_must_do_itself_is_said_and_what_timm_cannot_is_refused(
+    keys: dict[str, Any], said: str, refused: str | None
+) -> None:
+    plan = make_plan(job=make_job(**keys))
+    for name in PYTHON:
+        assert said in exported(plan, name)
+        assert said not in exported(make_plan(), name)
+    if refused is None:
+        assert said in exported(plan, "timm")
+        return
+    with pytest.raises(PlanError, match=f"timm has no option for {refused}.*batchwright train"):
+        exported(plan, "timm")
+
+
 def test_the_loop_for_accelerate_takes_all_epochs() -> None:
     words = ast.get_docstring(ast.parse(exported(make_plan(), "accelerate"))) or ""
     code = words.partition("import plan\n")[2].partition("Start it by")[0]

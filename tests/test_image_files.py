@@ -333,6 +333,32 @@ def test_batches_look_like_those_of_a_store(
         assert likeness(one, other) > 0.9 > likeness(one.flip(2), other)
 
 
+@pytest.mark.parametrize("strength", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("side", "resolution"), [(TOP, TOP), (TOP, 24), (30, TOP)])
+def test_squares_without_margin_are_shifted_as_those_of_a_store_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, side: int, resolution: int, strength: float
+) -> None:
+    for part, count in (("train", 9), ("val", 1)):
+        for label, name in enumerate(("cat", "dog")):
+            (tmp_path / "squares" / part / name).mkdir(parents=True)
+            for number in range(count):
+                image = photograph(side, side, 100 * label + number)
+                image.save(tmp_path / "squares" / part / name / f"{number}.png")
+    stored = store_pipeline(open_data(job(tmp_path / "squares")))
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "other"))
+    files = pipeline(in_files(tmp_path / "squares", monkeypatch))
+    stored.strength = files.strength = strength
+    every = torch.arange(18)
+    wanted, _ = stored.training_batch(every, epoch=2, resolution=resolution)
+    found, _ = files.single(every, epoch=2, resolution=resolution)
+    black = (wanted == wanted.amin(dim=(2, 3), keepdim=True)).float().mean()
+    assert (black > 0.05) == (strength > 0)
+    if (side, resolution) == (TOP, TOP):
+        assert torch.equal(found, wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert likeness(one, other) > 0.95 > likeness(one.flip(2), other)
+
+
 def test_they_are_turned_and_mirrored_as_those_of_a_store_are(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from batchwright.records import Job
 from batchwright.records.run_folder import new_run_folder
 from batchwright.storage.locks import writing
 from batchwright.workflows.prepare_job import warn_of_doubts
-from batchwright.workload.data.image_folder import list_images
+from batchwright.workload.data.image_folder import images_below, list_images
 from batchwright.workload.data.listing import ImageFile, hold_out, natural_side
 from batchwright.workload.data.sources import ImageData, open_data
 from samples import png_that_claims
@@ -211,12 +211,26 @@ def test_links_are_followed_inside_the_folder_only(
     (cats / "in.png").symlink_to(cats / "0.png")
     (cats / "out.png").symlink_to(root.parent / "secret" / "7.png")
     (cats / "round").symlink_to(cats)
-    (cats / "gone.png").symlink_to(cats / "nothing.png")
     (root / "train" / "fox").symlink_to(root.parent / "secret")
     data = open_folder(root)
     assert data.facts.train_samples == 7
     assert data.facts.classes == ("cat", "dog")
     assert f"2 links out of {root} not followed" in caplog.text
+
+
+def test_a_link_to_nothing_is_an_image_that_cannot_be_read(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a clone by git-annex whose content has not been fetched."""
+    cats = root / "train" / "cat"
+    (cats / "out.png").symlink_to(root.parent / "gone" / "7.png")
+    (cats / "gone.png").symlink_to(cats / "nothing.png")
+    with pytest.raises(DataError, match=r"unreadable image .*gone\.png: No such file"):
+        open_folder(root)
+    data = open_folder(root, unreadable="skip")
+    assert (data.facts.train_samples, data.facts.skipped) == (6, 1)
+    assert f"1 link out of {root} not followed" in caplog.text
+    assert images_below(cats)[0][-1] == "gone.png"
 
 
 def test_a_link_out_of_the_folder_counts_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import ssl
+import stat
 import subprocess
 import sys
 import tarfile
@@ -510,6 +511,49 @@ def test_a_label_of_several_numbers_is_refused_in_words(label: Any) -> None:
         torchvision_data._list({"train": Several()}, Job(data="torchvision:Several"), "Several")
 
 
+def test_labels_are_those_of_the_items_where_the_list_has_others() -> None:
+    """As torchvision's OxfordIIITPet with target_types=binary-category, whose list has breeds."""
+
+    class Pets(Parts):
+        classes = ("Abyssinian", "beagle", "boxer", "Sphynx")
+        targets = (0, 1, 2, 3) * 3
+
+        def __init__(self, binary: bool) -> None:
+            self.binary = binary
+
+        def __len__(self) -> int:
+            return len(self.targets)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            breed = self.targets[index]
+            return Image.new("RGB", (8, 8)), int(breed in (1, 2)) if self.binary else breed
+
+    job = Job(data="torchvision:Pets", val=0.3)
+    found = torchvision_data._list({"train": Pets(binary=True)}, job, "Pets")
+    assert found.classes == ("0", "1")
+    labels = {file.name: file.label for file in found.all_files}
+    assert [labels[f"train/{row}"] for row in range(12)] == [0, 1, 1, 0] * 3
+    found = torchvision_data._list({"train": Pets(binary=False)}, job, "Pets")
+    assert found.classes == Pets.classes
+    assert [file.label for file in sorted(found.all_files, key=lambda one: int(one.name[6:]))] == [
+        *Pets.targets
+    ]
+
+
+def test_photographs_of_torchvision_are_turned_upright_as_files_are() -> None:
+    from batchwright.workload.data.decoding import decode
+
+    halves = Image.fromarray(np.repeat(np.uint8([[0], [255]]), 8, axis=0).repeat(16, axis=1))
+    lying, file, exif = halves.convert("RGB"), io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    lying.save(file, "JPEG", exif=exif, quality=95)
+    wanted = decode(file.getvalue(), top_resolution=16)
+    assert wanted[0, 0, 0] > 200 > 50 > wanted[0, -1, 0]
+    opened = Image.open(file).convert("RGB")  # as torchvision's loader does
+    found = decode(torchvision_data.Items({"train": [(opened, 0)]})("train/0"), top_resolution=16)
+    assert np.array_equal(found, wanted)
+
+
 def test_lsun_would_unpickle_a_file_of_the_current_folder() -> None:
     library("torchvision")
     assert "torchvision has no data set LSUN" in refused("torchvision:LSUN")
@@ -819,6 +863,10 @@ def packed(kind: str, members: dict[str, bytes], link: str = "") -> bytes:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
             for name, content in members.items():
                 made.writestr(name, content)
+            if link:
+                info = zipfile.ZipInfo(link)
+                info.external_attr = (stat.S_IFLNK | 0o777) << 16
+                made.writestr(info, "/etc")
         return file.getvalue()
     with tarfile.open(fileobj=file, mode="w:gz" if kind == "tar.gz" else "w") as made_tar:
         for name, content in members.items():
@@ -869,9 +917,8 @@ def test_archives_write_nothing_elsewhere_and_no_more_than_there_is_room(
         elsewhere.pipe(f"/b/{number}.{kind}", packed(kind, {**fine, name: picture(1)}))
         assert "leads out of the folder" in refused(f"memory://b/{number}.{kind}", val=0.5)
     assert not list(tmp_path.rglob("evil.png"))
-    if kind != "zip":
-        elsewhere.pipe(f"/b/link.{kind}", packed(kind, fine, link="c"))
-        assert "c is a link or a device" in refused(f"memory://b/link.{kind}", val=0.5)
+    elsewhere.pipe(f"/b/link.{kind}", packed(kind, fine, link="c"))
+    assert "c is a link or a device" in refused(f"memory://b/link.{kind}", val=0.5)
     whole = packed("tar", fine)
     if kind == "tar":  # a damaged header would have been taken for the end
         elsewhere.pipe("/b/damaged.tar", whole[:1024] + b"x" * 512 + whole[1536:])

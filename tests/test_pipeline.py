@@ -347,6 +347,6 @@ def test_where_rows_start_is_made_anew_for_each_stream(monkeypatch):
     module._row_starts.cache_clear()
     for stream in (1, 2, 1):
         monkeypatch.setattr(module, "_stream", lambda device, at=stream: at)
-        module._shift(images, torch.zeros(4, dtype=torch.int64), 2)
+        module.shifted(images, torch.zeros(4, dtype=torch.int64), 2)
     assert len(made) == 2
     module._row_starts.cache_clear()

@@ -331,6 +331,23 @@ def test_both_heads_of_a_distilled_network_are_of_the_classes(tmp_path):
     assert [name for name, one in network.named_parameters() if one.requires_grad] == left
 
 
+class HeadsInAList(nn.Module):
+    """As timm's CrossViT: a head for each of two widths, whose logits are averaged."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.norm = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(6)])
+        self.head = nn.ModuleList([nn.Linear(4, classes), nn.Linear(6, classes)])
+
+
+def test_heads_of_several_widths_are_of_the_classes(tmp_path):
+    torch.save(HeadsInAList(7).state_dict(), tmp_path / "w.pt")
+    left = starting_weights.load_weights(network := HeadsInAList(3), tmp_path / "w.pt")
+    assert left == ["head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias"]
+    starting_weights.freeze(network, ["all-but-head"])
+    assert [name for name, one in network.named_parameters() if one.requires_grad] == left
+
+
 class Normalized(nn.Module):
     """A head of timm's: a normalization, then a layer."""
 

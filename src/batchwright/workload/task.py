@@ -232,7 +232,8 @@ def has_batch_norm(network: nn.Module) -> bool:
 def heads_of(network: nn.Module) -> set[str]:
     """Names of the layers that give the logits: the last layer with weights.
 
-    Layers of the same shape and depth belong to it, since distilled networks have two heads.
+    Layers of the same shape and depth belong to it, since distilled networks have two heads. So do
+    layers of as many outputs if they stand in lists, as CrossViT has a head for each width.
     """
     layers = {
         name: [one.shape for one in module.parameters(recurse=False)]
@@ -242,11 +243,14 @@ def heads_of(network: nn.Module) -> set[str]:
     if not layers:
         return set()
     last = [*layers][-1]
-    return {
-        name
-        for name, shapes in layers.items()
-        if name.count(".") == last.count(".") and shapes == layers[last]
-    }
+    lists = {name for name, one in network.named_modules() if isinstance(one, nn.ModuleList)}
+
+    def is_alike(name: str) -> bool:
+        if all(one.rpartition(".")[0] in lists for one in (name, last)):
+            return [shape[:1] for shape in layers[name]] == [shape[:1] for shape in layers[last]]
+        return layers[name] == layers[last]
+
+    return {name for name in layers if name.count(".") == last.count(".") and is_alike(name)}
 
 
 def check_sides(

@@ -18,6 +18,7 @@ import yaml
 from batchwright.algorithms.learning_rate import DECAY_FACTOR, ONE_CYCLE_END, drops, start_of
 from batchwright.errors import PlanError
 from batchwright.records import Job, LearningRateRule, Plan
+from batchwright.records.job import as_written
 from batchwright.records.registries.data_sources import source_of
 from batchwright.workflows.exports.target import Target, headline
 
@@ -301,6 +302,12 @@ def _notes(plan: Plan) -> list[str]:
         )
     if plan.average_epochs is not None:
         found.append("The plan evaluates an average of the weights, which is not computed here.")
+    if plan.job.weights or plan.job.network_args.get("pretrained"):
+        found.append("The plan starts from trained weights: load the same.")
+    if plan.job.frozen:
+        found.append("The plan leaves weights frozen: freeze the same before making the optimizer.")
+    if plan.job.loss != "cross_entropy":
+        found.append("The plan has a loss of your own: take the same.")
     return found
 
 
@@ -516,6 +523,15 @@ def timm(plan: Plan, target: Target) -> str:
         )
     if rule.decay != "cosine":
         raise PlanError(f"timm has no decay={rule.decay} like ours: plan again with decay=cosine")
+    for key, value, usual in (
+        ("frozen", job.frozen, ()),
+        ("loss", job.loss, "cross_entropy"),
+    ):
+        if value != usual:
+            raise PlanError(
+                f"timm has no option for {key}={as_written(value)}: train this plan with "
+                f"batchwright train, or probe and plan again without {key}"
+            )
     # timm counts the warm-up in whole epochs, and refuses a cosine over no epochs.
     warm = min(ceil(made.warmup_steps / made.steps), plan.epochs - 1)
     rate = plan.stages[0].learning_rate

@@ -226,6 +226,13 @@ def upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
+def turned(image: Image.Image) -> Image.Image:
+    """The image, loaded, turned upright by its orientation, in its own mode."""
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
 def _refuse_large(width: int, height: int) -> None:
     """Enforce Pillow's limit: a small file may claim to unpack to more than the memory."""
     limit = Image.MAX_IMAGE_PIXELS

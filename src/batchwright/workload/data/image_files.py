@@ -31,11 +31,14 @@ from batchwright.workload.data.loading import (
 )
 from batchwright.workload.data.pipeline import (
     FLIPPED,
+    SHIFTED,
     UNCROPPED,
     Normalization,
     Warps,
     flip,
     resize,
+    shifted,
+    shifts,
     warp,
 )
 from batchwright.workload.data.random_numbers import FIELD_BITS, draw
@@ -80,9 +83,11 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         side: Highest training resolution, in pixels.
         mean: Mean of each channel, over pixels in [0, 1].
         std: Standard deviation of each channel.
+        whole: Whether all are squares without margin around ``side``, which are shifted in training
+            instead of cropped.
         read: Returns the encoded image of a name; unset: names are files of the folder.
 
-    ``labels``, ``side``, ``mean`` and ``std`` are attributes, too.
+    ``labels``, ``side``, ``mean``, ``std`` and ``whole`` are attributes, too.
     """
 
     def __init__(
@@ -94,10 +99,12 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         side: int,
         mean: _Triple,
         std: _Triple,
+        whole: bool = False,
         read: Callable[[str], bytes] | None = None,
     ) -> None:
         self._root, self._names, self._read = root, names, read or FolderFiles(root)
         self.labels, self.side, self.mean, self.std = labels, side, mean, std
+        self.whole = whole
 
     def __len__(self) -> int:
         return len(self._names)
@@ -279,9 +286,18 @@ class FilePipeline:
     def _finished(
         self, squares: Squares, indices: Tensor, epoch: int | None, resolution: int
     ) -> tuple[Tensor, Tensor]:
-        """Images (n, 3, resolution, resolution), resized, mirrored and normalized; and labels."""
+        """Images (n, 3, resolution, resolution), resized, changed and normalized; and labels."""
         flat, sides, labels = squares
         images = _resized(flat.to(self._device, non_blocking=True), sides, resolution)
+        if epoch is not None and self.files.whole and self._augmentation in SHIFTED:
+            starts, pad = shifts(
+                draw(self._seed, epoch, indices),
+                strength=self.strength,
+                full=self.files.side,
+                side=resolution,
+            )
+            starts = copy_to_device(starts, self._device)
+            images = shifted(images.contiguous(), starts, pad)
         if epoch is not None and self._augmentation in FLIPPED:
             images = flip(
                 images, copy_to_device(draw(self._seed, epoch, indices).flip, self._device)

@@ -234,7 +234,7 @@ class _Folder:
             folder = self.root / part / class_name
             before = len(found)
             for entry in self.entries(str(folder)):
-                state = entry.stat()
+                state = entry.stat(follow_symlinks=not _is_broken(entry))
                 name = entry.path[prefix:]
                 found.append(ImageFile(name, label, state.st_size, state.st_mtime_ns))
             if len(found) == before:
@@ -260,12 +260,10 @@ class _Folder:
                 yield from self.entries(entry.path)
                 continue
             suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a million times
-            if (
-                suffix in SUFFIXES
-                and entry.is_file()
-                and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
-            ):
-                yield entry
+            # A link that leads to nothing is an image that cannot be read.
+            if suffix in SUFFIXES and (entry.is_file() or _is_broken(entry)):
+                if not entry.is_symlink() or self._is_inside(Path(entry.path)):
+                    yield entry
             elif entry.is_symlink() and entry.is_dir():
                 self._is_inside(Path(entry.path))  # is counted; inside, its images are found there
             elif suffix not in SUFFIXES:
@@ -276,6 +274,11 @@ class _Folder:
         if not inside:
             self.outside.add(path)
         return inside
+
+
+def _is_broken(entry: os.DirEntry[str]) -> bool:
+    """Whether a link leads to nothing."""
+    return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110 - a million times
 
 
 def recipe(listing: Listing, top_resolution: int, unreadable: str) -> dict[str, object]:

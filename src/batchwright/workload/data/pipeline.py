@@ -46,6 +46,7 @@ RESIDENT_SHARE = 0.25
 _PADDING_SHARE = 8  # images are shifted by up to an eighth of the side: the usual 4 px of 32
 _LARGEST_MARGIN = 1.25  # square images up to so many times the side are cropped, larger resized
 UNCROPPED: tuple[Augmentation, ...] = ("none", "flip")
+SHIFTED: tuple[Augmentation, ...] = ("crop", "crop-flip")  # images without margin
 FLIPPED: tuple[Augmentation, ...] = ("flip", "crop-flip", "resized-crop")
 MAX_ZOOM = 0.9  # at any strength
 _RESIZED_TOGETHER = 32  # px; a CPU is quicker with larger parts one by one, six times at 112 px
@@ -115,7 +116,7 @@ class ImagePipeline:
         self._resized_crops = ResizedCrops(seed, crop_scale)
         self._normalization = Normalization(mean, std, device=device, dtype=dtype)
         self.strength = 1.0
-        self._drawn, self._drawn_starts = -1, (-1, 0.0, 0)
+        self._drawn, self._drawn_starts, self._pad = -1, (-1, 0.0, 0), 0
         self._tables: dict[tuple[str, torch.device], Tensor] = {}
         self._brought: tuple[Tensor, torch.device, Tensor] | None = None
         self._lock = Lock()  # one batch may be made ahead, in a thread
@@ -176,7 +177,7 @@ class ImagePipeline:
             elif self._augmentation == "resized-crop":
                 pixels = self._resized_parts(level, indices, epoch, resolution)
             elif self._whole:
-                pixels = _shift(self._whole_ones(level, indices), *self._starts(level, indices))
+                pixels = shifted(self._whole_ones(level, indices), *self._starts(level, indices))
             else:
                 pixels = self._crop(level, indices, self._draws)
             made = [pixels, self._chosen("labels", level, indices)]
@@ -251,21 +252,17 @@ class ImagePipeline:
             self._tables = {key: one for key, one in self._tables.items() if key[0] == "labels"}
 
     def _starts(self, level: _Level, indices: Tensor) -> tuple[Tensor, int]:
-        """First byte of each shifted image, and the pixels of the largest shift; see `_shift`."""
+        """First byte of each shifted image, and the pixels of the largest shift; see `shifts`."""
         assert self._store.shape is not None  # noqa: S101 - whole images have one size
         assert level.store.shape is not None  # noqa: S101 - and so have their reduced copies
         full, side = self._store.shape[0], level.store.shape[0]
-        shift = max(1, round(self.strength * full / _PADDING_SHARE)) if self.strength else 0
-        pad = round(shift * side / full)
         if (self._drawn, self.strength, side) != self._drawn_starts:
             self._drawn_starts = self._drawn, self.strength, side
-            down, right = (
-                _nearest((scaled(field, 2 * shift + 1) - shift) * side, full)
-                for field in (self._draws.vertical, self._draws.horizontal)
+            self._all_starts, self._pad = shifts(
+                self._draws, strength=self.strength, full=full, side=side
             )
-            self._all_starts = ((down + pad) * (side + 2 * pad) + right + pad) * 3
             self._tables = {key: one for key, one in self._tables.items() if key[0] != "starts"}
-        return self._chosen("starts", level, indices), pad
+        return self._chosen("starts", level, indices), self._pad
 
     def _chosen(self, name: str, level: _Level, indices: Tensor) -> Tensor:
         """Labels, flips or starts of some samples, on the device.
@@ -473,14 +470,35 @@ def _nearest(values: Tensor, divisor: int) -> Tensor:
     return (values.double() / divisor).round().long()
 
 
-def _shift(images: Tensor, starts: Tensor, pad: int) -> Tensor:
-    """Images shifted by up to ``pad`` pixels each way, with black beyond the border.
-
-    Rows are copied as byte ranges out of the padded batch.
+def shifts(draws: Draws, *, strength: float, full: int, side: int) -> tuple[Tensor, int]:
+    """Where shifted images begin in their padded images, for `shifted`.
 
     Args:
-        images: uint8 (n, side, side, 3).
-        starts: First byte of each shifted image in its padded image, int64 (n,).
+        draws: Random numbers of each image.
+        strength: Largest shift, relative to an eighth of the side.
+        full: Side at the highest resolution, in pixels, at which shifts are whole pixels.
+        side: Side of the images, in pixels.
+
+    Returns:
+        First value of each shifted image, int64 (n,); and the pixels of the largest shift.
+    """
+    most = max(1, round(strength * full / _PADDING_SHARE)) if strength else 0
+    pad = round(most * side / full)
+    down, right = (
+        _nearest((scaled(field, 2 * most + 1) - most) * side, full)
+        for field in (draws.vertical, draws.horizontal)
+    )
+    return ((down + pad) * (side + 2 * pad) + right + pad) * 3, pad
+
+
+def shifted(images: Tensor, starts: Tensor, pad: int) -> Tensor:
+    """Images shifted by up to ``pad`` pixels each way, with black beyond the border.
+
+    Rows are copied as ranges out of the padded batch.
+
+    Args:
+        images: Of any type (n, side, side, 3), contiguous.
+        starts: First value of each shifted image in its padded image, int64 (n,).
         pad: Pixels of padding on each side.
     """
     if not pad:

@@ -251,10 +251,10 @@ def _in_files(listing: Listing, top: int, rows: Mapping[Part, Tensor], header: H
     def part(name: Part) -> ImageFiles:
         kept = (rows[name][:, 1] > 0).nonzero().squeeze(1)
         names = [listing.files[name][i].name for i in kept.tolist()]
-        labels = rows[name][kept, 0].contiguous()
+        labels, heights, widths = rows[name][kept].unbind(1)
         return ImageFiles(
-            listing.root, names, labels, side=top, mean=header.mean, std=header.std,
-            read=listing.read,
+            listing.root, names, labels.contiguous(), side=top, mean=header.mean, std=header.std,
+            whole=bool(((heights == widths) & (heights <= top)).all()), read=listing.read,
         )  # fmt: skip
 
     return ImageData(part("train"), part("val"), header.facts, header.mean, header.std)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
+from stat import S_ISLNK
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -50,6 +51,7 @@ _TEXTS = frozenset({"", ".txt", ".md", ".rst", ".html", ".pdf"})
 """Endings of files that describe data."""
 
 _BLOCK = 2**20
+_LINK = "{} is a link or a device: pack the file itself"
 _NOT_A_FILE = "neither a file nor a folder with files"
 
 _File = tuple[str, int, str]  # full path, bytes, time or tag
@@ -307,6 +309,8 @@ def _contents(archive: Path) -> Iterator[tuple[str, int, Callable[[], Any]]]:
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             for one in packed.infolist():
+                if S_ISLNK(one.external_attr >> 16):  # the mode, where Unix has packed it
+                    raise ValueError(_LINK.format(one.filename))
                 if not one.is_dir():
                     yield one.filename, one.file_size, partial(packed.open, one)
         return
@@ -315,7 +319,7 @@ def _contents(archive: Path) -> Iterator[tuple[str, int, Callable[[], Any]]]:
             if member.isdir():
                 continue
             if not member.isreg():
-                raise ValueError(f"{member.name} is a link or a device: pack the file itself")
+                raise ValueError(_LINK.format(member.name))
             yield member.name, member.size, partial(packed_tar.extractfile, member)
         assert packed_tar.fileobj is not None  # noqa: S101 - it was opened for reading
         packed_tar.fileobj.seek(packed_tar.offset)

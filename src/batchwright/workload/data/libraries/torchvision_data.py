@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -16,7 +16,7 @@ from PIL import Image
 from batchwright.errors import DataError
 from batchwright.records import Job
 from batchwright.storage.locks import lock_file
-from batchwright.workload.data.decoding import UnreadableImageError, encoded
+from batchwright.workload.data.decoding import UnreadableImageError, encoded, turned
 from batchwright.workload.data.listing import (
     TEST_NAMES,
     VAL_NAMES,
@@ -34,6 +34,7 @@ from batchwright.workload.extras import import_library, in_words, nearest
 
 # Base classes, and LSUN, which unpickles a file of the current folder.
 _NONE = ("VisionDataset", "DatasetFolder", "LSUN", "LSUNClass")
+_LOOKED_AT = 100  # items whose labels are compared with the list of labels
 _ONE_AT_A_TIME = Lock()  # some data sets use the global random state, or share an open file
 
 
@@ -68,6 +69,8 @@ def open_torchvision(job: Job, place: str, progress: Progress | None, verify: bo
     root = job.data_args.get("root")
     files = file_states(Path(str(root)).expanduser()) if root else []
     identity = {"data": job.data, "lengths": lengths, "files": files}
+    if any(key.startswith("target_type") for key in job.data_args):
+        identity["labels"] = "of items"  # a store without this may hold those of the list instead
     return open_listed(lambda: _list(made, job, place), identity, job, progress, verify)
 
 
@@ -136,6 +139,8 @@ class Items:
         with _ONE_AT_A_TIME:
             try:
                 image = self.parts[part][int(index)][0]
+                if isinstance(image, Image.Image):
+                    image = turned(image)  # torchvision leaves photographs lying
             except Exception as error:  # the library, and Pillow below it, may fail in any way
                 raise UnreadableImageError(in_words(error)) from error
         if isinstance(image, Image.Image):
@@ -152,10 +157,12 @@ class Items:
 def _list(made: dict[str, Any], job: Job, name: str) -> Listing:
     where = f"data={job.data}"
     labels: dict[str, Any] = {}
-    for part, held in made.items():
-        labels |= {f"{part}/{row}": label for row, label in enumerate(_labels(where, held))}
-    classes, numbers = classes_of(where, labels)
     known = getattr(made["train"], "classes", None)
+    for part, held in made.items():
+        mine, named = _labels(where, held)
+        labels |= {f"{part}/{row}": label for row, label in enumerate(mine)}
+        known = known if named else None
+    classes, numbers = classes_of(where, labels)
     if isinstance(known, list | tuple) and {*numbers} <= {*range(len(known))}:
         names = [one if isinstance(one, str) else str(one[0]) for one in known]
         classes = named_classes(where, names)
@@ -169,18 +176,30 @@ def _list(made: dict[str, Any], job: Job, name: str) -> Listing:
     return Listing(Path(where), classes, parts, split, Items(made), kind=name)
 
 
-def _labels(where: str, held: Any) -> list[Any]:
-    """The label of each item, from the data set's list of labels or else from the items."""
+def _labels(where: str, held: Any) -> tuple[list[Any], bool]:
+    """The label of each item, from the data set's list of labels or else from the items.
+
+    And whether the data set's names of classes go with them: with an argument such as
+    ``target_types`` items may have other labels than the list.
+    """
     for name in ("targets", "labels", "_labels"):
         found = getattr(held, name, None)
         if found is not None and hasattr(found, "__len__") and len(found) == len(held):
             break
     else:
-        try:
-            found = [held[index][1] for index in range(len(held))]
-        except Exception as error:  # the library may fail in any way
-            raise DataError(f"{where}: its items have no class ({in_words(error)})") from error
-    return [_plain(one) for one in found]
+        return _labels_of_items(where, held), True
+    listed, differ = [_plain(one) for one in found], False
+    for index in range(0, len(held), max(1, len(held) // _LOOKED_AT)):
+        with suppress(Exception):  # an item that cannot be read is named when it is decoded
+            differ |= _plain(held[index][1]) != listed[index]
+    return (_labels_of_items(where, held), False) if differ else (listed, True)
+
+
+def _labels_of_items(where: str, held: Any) -> list[Any]:
+    try:
+        return [_plain(held[index][1]) for index in range(len(held))]
+    except Exception as error:  # the library may fail in any way
+        raise DataError(f"{where}: its items have no class ({in_words(error)})") from error
 
 
 def _plain(label: Any) -> Any:
