@@ -135,6 +135,11 @@ def round_of(groups_a, groups_b, batch, share):
 # --------------------------------------------------------------------------------- dual batch
 
 
+def test_a_plan_without_large_batches_does_not_tell_of_workers_that_have_them():
+    plan = planned("dual-batch", dual=DualBatch(small_workers=4))
+    assert "on a worker with the largest batch" in reason(plan, "memory").why
+
+
 def test_dual_batch_is_one_row_at_the_highest_resolution_through_a_server():
     plan = planned("dual-batch")
     (stage,) = plan.stages
