@@ -326,7 +326,7 @@ probe:
 In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"budget": 5})`.
 
 - A list takes commas (`frozen=stem.*,stages.0.*`), a list of items YAML (`goal.kinds`, whose items
-  have the keys at the foot of this page). `null` unsets a key.
+  have the keys at the foot of this page). `null` gives a key its default.
 - A time may have its unit (`90s`, `10min`, `2h`, `1d`), and so may a size (`500MB`, `8GiB`) and a
   bandwidth (`10Gbit/s`).
 - An unknown key, a wrong type, a value out of range, or two values of a key in the file or on

@@ -209,17 +209,24 @@ def test_those_that_stay_are_written_before_what_is_resumed_from(run, slow_disk,
     assert written == ["best", "epoch-1", "epoch-2", "best", "last"]
 
 
+def gone_on_from_its_best(run):
+    """Another run in the same folder, once the best is written."""
+    run.save("best")
+    run.keeper.settle()
+    before = run.values()
+    again = Run(run.folder, seed=1)
+    assert has_checkpoint(run.folder)
+    assert again.keeper.restore(again.state)
+    assert same(again.values(), before)
+    return again
+
+
 def test_a_run_goes_on_from_its_best_where_that_is_newer_than_its_last(run):
     """Else the best would be of an epoch that the resumed run never has."""
     run.save()
     run.train(3)
     run.state.note_score({"top1": 3.0}, 4)
-    run.save("best")
-    run.keeper.settle()
-    before = run.values()
-    again = Run(run.folder, seed=1)
-    assert again.keeper.restore(again.state)
-    assert same(again.values(), before)
+    again = gone_on_from_its_best(run)
     assert again.state.step == 3
     assert not again.state.note_score({"top1": 2.0}, 4)
     told = "resumed at epoch 1 after 3 steps of it, from best.pt, the newest"
@@ -593,13 +600,7 @@ def test_a_run_that_has_had_its_best_alone_goes_on_from_that(run):
     """It was killed before its first ``last.pt``, and an epoch or more would be lost."""
     run.train(2)
     run.state.note_score({"top1": 3.0}, 4)
-    run.save("best")
-    run.keeper.settle()
-    before = run.values()
-    again = Run(run.folder, seed=1)
-    assert has_checkpoint(run.folder)
-    assert again.keeper.restore(again.state)
-    assert same(again.values(), before)
+    again = gone_on_from_its_best(run)
     assert (again.state.step, again.state.best_score) == (2, 0.75)
     assert again.notes() == ["resumed at epoch 1 after 2 steps of it, from best.pt, the newest"]
     assert again.keeper.misses(again.state.steps)

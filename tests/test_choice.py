@@ -153,6 +153,11 @@ def test_the_cost_objective_takes_the_least_cost():
     assert chosen(plan) == best
     cheapest = min(allowed(plan), key=lambda one: one.cost.value)
     assert f"Not taken: {cheapest.global_batch_size} samples" in reason(plan, "global batch").why
+    # A plan with another objective says so, too: elsewhere it would seem to choose what costs more.
+    others = reason(many_workers(objective="time", price=2.0), "workers").alternatives
+    assert [one.value.partition("(")[2] for one in others if "objective=cost" in one.value] == [
+        "goal.objective=cost, near what was measured)"
+    ]
     assert plan.workers == 1  # every further worker only adds an exchange
     hours = best.train_seconds.value / 3600
     assert best.cost.value == pytest.approx(2.0 * plan.workers * hours)

@@ -18,7 +18,6 @@ from batchwright.planning.candidates.local_batches import (
     split,
 )
 from batchwright.planning.candidates.worker_types import worker_types_of
-from batchwright.planning.merging import kinds_apart
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.step_time import StepTimeModel
 from batchwright.probing.commands import Point
@@ -465,21 +464,6 @@ def test_kinds_that_were_measured_together_are_planned_together():
     # All together go at the slowest one's pace, by which predictions are checked.
     exact = 0.003 + 2 * (0.004 + 6e-8 * 96**2 * plan.held_out[0].local_batch_size)
     assert plan.held_out[0].step_seconds.value == pytest.approx(exact, rel=0.05)
-
-
-@pytest.mark.parametrize(("second", "known"), [("Xeon", True), ("EPYC", False)])
-def test_what_processors_of_several_models_compute_in_is_said_of_none_alone(second, known):
-    """The first worker's formats were said to be those of each kind."""
-    profile, _ = measured_together()
-    names = ("Xeon", second)
-    kinds = [
-        one.model_copy(update={"device_name": name})
-        for one, name in zip(profile.kinds, names, strict=True)
-    ]
-    cluster = profile.cluster.model_copy(update={"formats": ("float32",)})
-    profile = profile.model_copy(update={"cluster": cluster, "kinds": tuple(kinds)})
-    for one in kinds_apart(profile):
-        assert one.cluster.formats == (("float32",) if known else ())
 
 
 def test_fewer_workers_than_kinds_that_were_measured_together_are_refused():

@@ -140,6 +140,28 @@ def test_a_replayed_training_is_the_same_to_the_bit(played, parts):
     assert played.replayed == ["_run_forward", "_run_backward"] * replayed
 
 
+def test_passes_are_recorded_on_the_gpu_of_their_images(played, monkeypatch):
+    """A script may have made another one the current one since."""
+    current, seen = [None], []
+    warm_up, record = played.warm_up, played.record
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        current.append(tuple(tensor.shape))
+        yield
+        current.pop()
+
+    def noted(method):
+        return lambda *args: (seen.append(current[-1]), method(*args))[1]
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(played, "warm_up", noted(warm_up))
+    monkeypatch.setattr(played, "record", noted(record))
+    graphs, _, _ = both(sizes=(6,) * 3)
+    assert graphs.holds == 1
+    assert (current, seen) == ([None], [(6, 3, 8, 8)] * 3)
+
+
 def test_random_numbers_are_those_of_a_training_without():
     graphs, found, wanted = both(lambda: built(nn.Dropout(0.5)))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)

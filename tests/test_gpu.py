@@ -232,6 +232,7 @@ def test_a_compiled_training_learns_what_it_learns_without():
 @pytest.mark.parametrize("micro", [12, 6])
 @reaches(
     "workload.passes.recorded_passes:_as_before",
+    "workload.passes.recorded_passes:Passes.__init__",
     "workload.passes.recorded_passes:Recorder.record",
     "workload.passes.recorded_passes:Recorder.warm_up",
     "workload.passes.recorded_passes:Recorder._stream",

@@ -18,6 +18,7 @@ from batchwright.records.profile import JOINED
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.storage import control_groups
 from batchwright.workload import allocator, host
+from batchwright.workload.tensor_bytes import counting_tensors
 
 CPU = torch.device("cpu")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
@@ -129,6 +130,16 @@ def test_free_memory_of_this_machine_is_believable():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_of_the_lines_while_tensors_are_counted_the_profilers_own_are_left_out(capfd):
+    """A GPU build of PyTorch 2.15 writes the second one where there is no GPU."""
+    said = b"ours\nERROR: DeviceProperties.cpp:46] gpuGetDeviceCount failed with code 35\n"
+    with counting_tensors() as highest:
+        torch.ones(16)
+        os.write(2, said)
+    assert highest() >= 64
+    assert capfd.readouterr().err == "ours\n"
+
+
 def test_asking_for_a_missing_gpu_says_what_to_try():
     assert host.resolve_device("auto") == host.resolve_device("cpu") == CPU
     assert host.default_workers("auto") == 2

@@ -751,7 +751,7 @@ def test_fewer_workers_are_not_taken_by_a_prediction_far_from_what_was_measured(
     goal = profile.job.goal.model_copy(update={"objective": "time"})
     other = make_plan(profile, profile.job.model_copy(update={"goal": goal}))
     named = [one.value for one in reason(other, "workers").alternatives]
-    assert "2 workers, global batch 64 (goal.objective=auto)" in named
+    assert "2 workers, global batch 64 (goal.objective=auto, near what was measured)" in named
 
 
 def row_of(accuracy):

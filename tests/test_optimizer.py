@@ -104,7 +104,7 @@ def test_without_trials_the_optimizer_is_that_which_other_tasks_lead_to_expect(b
     for one in (plan, bare):
         (reason,) = (one for one in one.reasons if one.choice == "optimizer")
         assert (reason.value, reason.source) == ("muon", "assumed")
-        assert "There are no trials: by what other tasks' trainings showed" in reason.why
+        assert "No trial tells of such a training: by what other tasks' trainings" in reason.why
     asked = make_plan(make_profile(job=make_job(optimizer="sgd", global_batch=512)))
     assert all(one.choice != "optimizer" for one in asked.reasons)
 

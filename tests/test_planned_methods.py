@@ -10,6 +10,7 @@ from statistics import median
 import pytest
 
 from batchwright.algorithms.simulated_clock import step_times
+from batchwright.cli.output import print_plan
 from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.table import Table
@@ -132,6 +133,11 @@ def round_of(groups_a, groups_b, batch, share):
 
 
 # --------------------------------------------------------------------------------- dual batch
+
+
+def test_a_plan_without_large_batches_does_not_tell_of_workers_that_have_them():
+    plan = planned("dual-batch", dual=DualBatch(small_workers=4))
+    assert "on a worker with the largest batch" in reason(plan, "memory").why
 
 
 def test_dual_batch_is_one_row_at_the_highest_resolution_through_a_server():
@@ -591,6 +597,17 @@ def test_the_most_epochs_that_keep_a_limit_are_advised(method):
     assert planned(method, epochs=most, goal=goal)
     with pytest.raises(PlanError, match=r"goal\.deadline"):
         planned(method, epochs=most + 1, goal=goal)
+
+
+@pytest.mark.parametrize("method", ["cyclic", "dual-batch", "hybrid"])
+@pytest.mark.parametrize("often", [None, 5.0])
+def test_the_line_of_a_plan_tells_what_its_reason_tells_of_the_whole_training(
+    method, often, capsys
+):
+    plan = planned(method, epochs=2, goal=Goal(preemptions_per_hour=often))
+    print_plan(plan, explain=False)
+    seconds = reason(plan, "training time").value.partition(" s (")[0]
+    assert f" s per epoch, {seconds} s in all" in capsys.readouterr().err
 
 
 def test_a_single_epoch_is_one_in_words_too():

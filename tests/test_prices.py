@@ -9,8 +9,13 @@ import pytest
 import batchwright as bw
 from batchwright.algorithms.checkpointing import daly_interval, expected_seconds
 from batchwright.errors import BatchwrightError, JobError, PlanError
-from batchwright.planning import method_choice
-from batchwright.planning.candidates.preemptions import Losses, Offer, losses_of, spot_reason
+from batchwright.planning.candidates.preemptions import (
+    Losses,
+    Offer,
+    losses_of,
+    seconds_of_plan,
+    spot_reason,
+)
 from batchwright.planning.planner import make_plan
 from batchwright.records import Estimate, Goal, Job, WorkerKind
 from batchwright.records.agent_rules import DEFAULTS, refusal
@@ -406,7 +411,7 @@ def test_methods_of_several_rows_count_lost_work_too():
         for one in (found, bw.plan(profile, **keys))
     )
     assert slower > quicker
-    assert method_choice._seconds(found) == pytest.approx(slower, rel=0.01)
+    assert seconds_of_plan(found) == pytest.approx(slower, rel=0.01)
 
 
 def test_a_profile_of_one_machine_is_priced_as_before():

@@ -573,6 +573,21 @@ def test_formats_are_compared_where_the_job_leaves_them_open():
     assert len(profile.precisions) == 1
 
 
+@pytest.mark.parametrize(("others", "known"), [((), ("float32",)), (("Xeon",), ())])
+def test_what_processors_of_several_models_compute_in_is_said_of_none(others, known, monkeypatch):
+    """The first worker's formats were said to be those of all, also of one `probe.kind`."""
+    machine = Machine()
+    prepared = machine._prepare
+
+    def mixed(command):
+        more = {"other_devices": others, "formats": ("float32",)}
+        return prepared(command).model_copy(update=more)
+
+    monkeypatch.setattr(machine, "_prepare", mixed)
+    profile = measured_on(machine, probe=ProbeSettings(kind="any"))
+    assert (profile.cluster.kind, profile.cluster.formats) == ("any", known)
+
+
 def test_one_worker_exchanges_nothing():
     assert measured_on(Machine(), counts=(1,)).collectives == ()
 

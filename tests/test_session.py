@@ -2021,9 +2021,32 @@ def test_a_scaler_that_was_left_in_the_loop_is_refused_in_one_line(also):
         scaler.update()
 
     one = make_session()
-    with pytest.raises(ArgumentError, match="leave the scaler out") as refused:
+    with (
+        pytest.warns(UserWarning, match="a loss times 65,536"),
+        pytest.raises(ArgumentError, match="leave the scaler out") as refused,
+    ):
         run_loop(one, scaled)
     assert "\n" not in str(refused.value)
+
+
+def test_a_loss_that_a_scaler_has_scaled_is_told_of_once():
+    """Nothing else of the scaler is left in the loop, and the gradients are 65,536 times as large.
+
+    A loss that is weighed, or a mean over something else, is an ordinary one.
+    """
+    scaler = torch.amp.GradScaler("cpu")
+    for change in (scaler.scale, lambda loss: loss * torch.tensor(0.5), lambda loss: 2 * loss):
+        one = make_session()
+
+        def step(features, labels, one=one, change=change):
+            one.step(change(functional.cross_entropy(one.model(features), labels)))
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            run_loop(one, step)
+        found = [str(each.message) for each in told if "GradScaler" in str(each.message)]
+        assert len(found) == (change == scaler.scale)
+        assert all(each.filename == __file__ for each in told if "GradScaler" in str(each.message))
 
 
 def test_a_loop_that_stops_early_keeps_its_last_epoch(tmp_path):

@@ -199,6 +199,7 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
         for line in explained(plan, sys.stderr).splitlines():
             to_stderr(line)
         return
+    from batchwright.planning.candidates.preemptions import seconds_of_plan
     from batchwright.records.text.formatting import (
         counted,
         duration,
@@ -215,8 +216,11 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
         likely = plan.likely_epochs()
         of = "" if likely == plan.epochs else f" of {plan.epochs:,}"
         expected += f", {counted(likely, 'epoch')}{of}"
+    whole = seconds_of_plan(plan)
     if plan.chosen is not None and plan.chosen.train_seconds is not None:
-        expected += f", {duration(plan.chosen.train_seconds.value)} in all"
+        whole = plan.chosen.train_seconds.value
+    if whole is not None:
+        expected += f", {duration(whole)} in all"
     if plan.chosen is not None and plan.chosen.accuracy is not None:
         expected += f", accuracy {shares_between(plan.chosen.accuracy)}"
         expected += " (no trials)" * expects_accuracy(plan)

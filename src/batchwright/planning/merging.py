@@ -77,7 +77,6 @@ def kinds_apart(profile: Profile) -> Sequence[Profile]:
     """A profile for each kind of worker, of a profile whose kinds were measured together."""
     if len(profile.kinds) < 2:
         return [profile]
-    alike = len({one.device_name for one in profile.kinds}) == 1
     return [
         profile.model_copy(
             update={
@@ -88,8 +87,6 @@ def kinds_apart(profile: Profile) -> Sequence[Profile]:
                         "kind": one.kind,
                         "device_name": one.device_name,
                         "memory_bytes": one.memory_bytes,
-                        # Of all models together: of each by itself they are not known.
-                        "formats": profile.cluster.formats if alike else (),
                     }
                 ),
                 "evaluation_seconds_per_image": one.pace * profile.evaluation_seconds_per_image,

@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from batchwright.algorithms.batch_size import as_compared
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.candidates.objectives.comparisons import MIN_SAVING
-from batchwright.planning.candidates.preemptions import losses_of_plan
+from batchwright.planning.candidates.preemptions import seconds_of_plan
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.run_history import experience_of
 from batchwright.records import (
@@ -174,7 +174,8 @@ def _planned(
     plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
 ) -> PlannedMethod:
     """A method's plan compared with that of `plain`, which is `None` where it cannot be planned."""
-    rule, seconds = plan.method_spec, _seconds(plan)
+    rule, seconds = plan.method_spec, seconds_of_plan(plan)
+    assert seconds is not None  # noqa: S101 - steps were measured
     usual = chosen_candidate(plain).accuracy if plain else None
     if rule.saves:
         saved = resolve_name(rule.saves)(plan, runs)
@@ -238,21 +239,3 @@ def _by_runs(
     """
     model = experience_of(profile, plan.job, runs).progress(profile.noise, plan.update)
     return model.accuracy(plan.stages[-1].global_batch_size, plan.epochs, of_mean=of_mean)
-
-
-def _seconds(plan: Plan) -> float:
-    """Predicted seconds of the whole training, evaluations and lost work included."""
-    one, losses = chosen_candidate(plan), losses_of_plan(plan)
-    assert one.train_seconds is not None  # noqa: S101 - predicted with what follows
-    epochs = plan.likely_epochs()
-    evaluating = losses.work(one.train_seconds.value) - epochs * one.epoch_seconds.value
-    training = (
-        epochs
-        / plan.epochs
-        * sum(
-            stage.epochs * stage.predicted_epoch_seconds.value
-            for stage in plan.stages
-            if stage.predicted_epoch_seconds is not None
-        )
-    )
-    return losses.seconds(evaluating + training)

@@ -470,7 +470,8 @@ class Visitor:
             torch=torch.__version__,
             allocator=prepared.allocator,
             arithmetic=prepared.arithmetic,
-            formats=prepared.formats,
+            # Of several models together: of each by itself they are not known.
+            formats=() if prepared.other_devices else prepared.formats,
         )
 
     def _step_time(self, point: Point) -> StepTime:

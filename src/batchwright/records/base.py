@@ -176,6 +176,15 @@ class Keys(Record):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _default_for_null(cls, value: Any, info: ValidationInfo) -> Any:
+        """Null gives a key its default."""
+        if value is not None or info.field_name is None:
+            return value
+        field = cls.model_fields[info.field_name]
+        return None if field.is_required() else field.default
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _refuse_bool_for_number(cls, value: Any, field: ValidationInfo) -> Any:
         """Refuse true and false for a number: Python would count them as 1 and 0."""
         several = type(value) is tuple or type(value) is list

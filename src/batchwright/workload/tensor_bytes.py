@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
-_PROFILER_LINES = (b"ActivityProfiler", b"CPUAllocator.cpp")
+_PROFILER_LINES = (b"ActivityProfiler", b"CPUAllocator.cpp", b"gpuGetDeviceCount")
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -56,9 +56,9 @@ def counting_tensors() -> Iterator[Callable[[], int]]:
 def _without_profiler_lines() -> Iterator[None]:
     """Inside, keep the profiler's own lines, written below Python, out of the user's terminal.
 
-    The profiler writes a line as it starts, one as it stops, and a warning in between where a block
-    from before is released. Other lines are passed on at the end; only a signal that kills the
-    process inside loses them.
+    The profiler writes a line as it starts, one as it stops, a warning in between where a block
+    from before is released, and an error where PyTorch is built for GPUs and finds none. Other
+    lines are passed on at the end; only a signal that kills the process inside loses them.
     """
     sys.stderr.flush()
     kept = os.dup(2)

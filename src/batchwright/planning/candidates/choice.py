@@ -42,7 +42,7 @@ class Choice:
     free: Row  # what would be chosen if the job asked for neither batch nor workers
     # The best candidate of each cluster by the objective, small to large, at the chosen resolution.
     sizes: tuple[Row, ...]
-    others: dict[str, Row]  # what the other objectives would choose, by their names
+    others: dict[str, Row]  # what the other objectives would choose, by their names and remarks
     # Candidates that measurements cannot tell from the chosen one, among those allowed.
     level: tuple[Row, ...]
     # What `objective=auto` would choose if batch and workers were free; `None` where accuracy is
@@ -162,7 +162,10 @@ def choose(
     if row.epochs != progress.trained(row.batch):  # the limits allow no more
         objective = replace(objective, progress=progress.within(row.epochs))
     accuracy_known = not progress.chooses and progress.tells_accuracy
-    others = {name: taken(by[name], allowed)[-1] for name in _others(job.goal, allowed, progress)}
+    others = {}
+    for name in _others(job.goal, allowed, progress):
+        first, instead, other = taken(by[name], allowed)
+        others[name + ", near what was measured" * (instead is not first)] = other
     return Choice(
         objective=objective,
         row=row,

@@ -109,7 +109,7 @@ def _prediction_words(found: Compared) -> str:
 
     The accuracy itself is left to the reason `accuracy`: runs may predict it better.
     """
-    by = "There are no trials: by what other tasks' trainings showed"
+    by = "No trial tells of such a training: by what other tasks' trainings showed"
     if found.by:
         by = f"By {found.by}, and what other tasks showed where these say nothing"
     apart, takes = 100 * (found.muon - found.sgd), ""
@@ -126,9 +126,9 @@ def _prediction_words(found: Compared) -> str:
 
 
 _NOT_PREDICTED = (
-    "The usual one: there are no trials, and weights were learnt before, there are no classes, or "
-    "rates are others, of which other tasks' trainings tell nothing; optimizer=muon takes Muon in "
-    "any case."
+    "The usual one: no trial tells of such a training, and weights were learnt before, there are "
+    "no classes, or rates are others, of which other tasks' trainings tell nothing; optimizer=muon "
+    "takes Muon in any case."
 )
 
 

@@ -101,7 +101,7 @@ def _memory(stages: Sequence[Stage], limit: int) -> tuple[Reason, ...]:
         return ()
     peak = max(peaks, key=lambda one: one.high)
     why = (
-        f"At most {in_memory(peak.high)} predicted, on a large-batch worker; the limit is "
-        f"{in_memory(limit)}."
+        f"At most {in_memory(peak.high)} predicted, on a worker with the largest batch; the limit "
+        f"is {in_memory(limit)}."
     )
     return (Chosen(f"{in_memory(peak.value)} per worker", why, "predicted").reason("memory"),)

@@ -47,6 +47,7 @@ from batchwright.workload.passes.compilation import Compilation
 from batchwright.workload.passes.cuda_graphs import CudaGraphs
 
 MAX_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
+_LEAST_SCALE = 256.0  # of a loss that `torch.amp.GradScaler` has scaled; it begins at 65,536
 
 _NO_GRADIENT = (
     "session.step() found no gradient: is the loss computed from the session's model, without "
@@ -158,7 +159,7 @@ class Stepper:
         self._shortage = ""  # what was said where memory ran out; empty: it did not
         self._bad_steps = 0  # in a row
         self._unusual = False  # whether the last step was not as a device expects it
-        self._warned_of_weights = self._warned_of_rates = False
+        self._warned_of_weights = self._warned_of_rates = self._first_loss_seen = False
         self.tally = Tally(0.0, 0.0)
         self.updated = self.repeat = self.broken = False
         self._resumes = resumes
@@ -304,6 +305,7 @@ class Stepper:
             _refuse_other_loss(given)
             if not given.requires_grad:
                 raise RuntimeError(_NO_GRADIENT)
+            self._warn_of_scaler(given)
             value = given  # from here on errors may be the compiler's
             if self._in_autocast:  # else 16-bit copies of weights outlive the pass in their layer
                 torch.clear_autocast_cache()
@@ -574,6 +576,20 @@ class Stepper:
             stacklevel=5,
         )
 
+    def _warn_of_scaler(self, loss: Tensor) -> None:
+        """Warn where the first loss was scaled: nobody divides the gradients by that factor."""
+        if self._first_loss_seen:
+            return
+        self._first_loss_seen = True
+        by = _scaled_by(loss)
+        if by >= _LEAST_SCALE and self._group.rank == 0:
+            warnings.warn(
+                f"session.step() got a loss times {by:,.0f}, as torch.amp.GradScaler scales it, "
+                "and its gradients stay so large: leave the scaler out and give the loss itself, "
+                "which precision=float16 scales by the same rules",
+                stacklevel=5,
+            )
+
     def _warn_of_weights(self, step: Step, tally: Tally) -> None:
         """Warn once that adaptive scaling learns nothing from losses not averaged over samples."""
         adapts = self._plan.ags is not None or self._adaptive.gaining
@@ -588,6 +604,15 @@ class Stepper:
                 "such steps alone it is plain training: give means over samples, or plan without",
                 stacklevel=6,
             )
+
+
+def _scaled_by(loss: Tensor) -> float:
+    """The power of two in a tensor of float32 by which a loss was multiplied last; 1: by none."""
+    factor = getattr(loss.grad_fn, "_saved_other", None)  # of a product
+    if not isinstance(factor, Tensor) or factor.dim() or factor.dtype != torch.float32:
+        return 1.0
+    value = float(factor)
+    return value if math.frexp(value)[0] == 0.5 else 1.0
 
 
 def _refuse_other_loss(value: object) -> None:

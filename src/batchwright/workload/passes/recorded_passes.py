@@ -168,7 +168,8 @@ class Passes:
         self.parameters = [one for one in network.parameters() if one.requires_grad]
         self._images = images.detach().clone()
         self._live: Tensor
-        with _aliased(network) as leaves:
+        # What is recorded runs in streams of the current GPU, which may be another than theirs.
+        with torch.cuda.device_of(self._images), _aliased(network) as leaves:
             self._leaves = [leaves[one] for one in self.parameters]
             self._record(recorder)
             # `nn.LSTM` does so on CUDA when it finds new parameters: the graph would read the new
