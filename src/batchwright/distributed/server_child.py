@@ -122,6 +122,18 @@ class ServerChild:
         """Ask the server to write a checkpoint and end."""
         self._started.terminate()
 
+    def answers(self, seconds: float) -> bool:
+        """Whether the process says something to whoever connects, within so many seconds."""
+        with suppress(OSError):
+            place = self._listener.getsockname()[:2]
+            with socket.create_connection(place, timeout=seconds) as one:
+                return bool(one.recv(1))
+        return False
+
+    def kill(self) -> None:
+        """Kill the process; workers that connect wait for the next one."""
+        self._started.kill()
+
     def close(self) -> None:
         """Kill the process, if it still runs, and stop listening."""
         if self._process is not None:
