@@ -588,6 +588,16 @@ def test_in_a_network_without_a_way_out_a_host_whose_name_is_its_loopback_takes_
     assert own_address() == "10.0.0.7"
 
 
+def test_a_host_of_a_network_with_ipv6_alone_has_its_address_there(monkeypatch):
+    for name, value in {"MASTER_ADDR": "node1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    routes = {("node1", 0): "fd00::7"}
+    monkeypatch.setattr(
+        rendezvous, "_address_towards", lambda to, family=0: routes.get((to, family))
+    )
+    assert own_address() == "fd00::7"
+
+
 # ------------------------------------------------------------------------------ the same launch
 
 

@@ -262,8 +262,9 @@ def own_address() -> str:
     """Address under which the workers of other hosts reach this one; loopback if there are none."""
     if on_one_host():
         return "127.0.0.1"
-    found = _address_towards(os.environ.get("MASTER_ADDR", ""), socket.AF_INET)
-    if found is None or found.startswith("127."):
+    first = os.environ.get("MASTER_ADDR", "")
+    found = _address_towards(first, socket.AF_INET) or _address_towards(first)
+    if found is None or found == "::1" or found.startswith("127."):
         # The host of the store itself: as in `choose_interface`.
         found = _outer_address()
     return found or socket.gethostbyname(socket.gethostname())

@@ -55,7 +55,8 @@ class ServerChild:
     ) -> None:
         self._plan, self._folder, self._log, self._lock = plan, folder, log, lock
         self._more = dict(environment)
-        self._listener = socket.create_server((host, 0), backlog=64)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), backlog=64, family=family)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self.key = secrets.token_hex(32)
         self._process: Companion | None = None
