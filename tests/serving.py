@@ -87,7 +87,7 @@ def meet_end(victim):
     while not (folder / "run" / "checkpoints" / "last.pt").exists():
         assert time.monotonic() < end, "no checkpoint was written"
         time.sleep(0.01)
-    os.kill(server_pid(), signal.SIGKILL)
+    os.kill(server_pid(), signal.SIGSTOP if victim == "still" else signal.SIGKILL)
     time.sleep(60)
 
 

@@ -25,7 +25,12 @@ from batchwright.distributed.joining import environments
 from batchwright.distributed.joining.environments import Started
 from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.processes import LAUNCH
-from batchwright.distributed.rendezvous import choose_interface, interface_towards, meet
+from batchwright.distributed.rendezvous import (
+    choose_interface,
+    interface_towards,
+    meet,
+    own_address,
+)
 from batchwright.errors import LostWorkerError, TrainingError
 from batchwright.workload.host import collective_interface
 from gloo import SECONDS, Worker, free_port
@@ -565,6 +570,32 @@ def test_what_the_user_says_of_the_interface_stands(monkeypatch):
 def test_the_interface_follows_the_route():
     assert interface_towards("127.0.0.1") == collective_interface()
     assert interface_towards("nowhere.invalid") is None
+
+
+def test_in_a_network_without_a_way_out_a_host_whose_name_is_its_loopback_takes_its_only_other(
+    monkeypatch,
+):
+    """As the first of several hosts: others would look for it at their own loopback interface."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name, value in {"MASTER_ADDR": "node1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    routes = {"node1": "127.0.0.1"}
+    monkeypatch.setattr(rendezvous, "_address_towards", lambda to, family=0: routes.get(to))
+    cards = {collective_interface(): "127.0.0.1", "ib0": "10.0.0.7"}
+    monkeypatch.setattr(rendezvous, "_addresses", lambda: cards)
+    choose_interface()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert own_address() == "10.0.0.7"
+
+
+def test_a_host_of_a_network_with_ipv6_alone_has_its_address_there(monkeypatch):
+    for name, value in {"MASTER_ADDR": "node1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    routes = {("node1", 0): "fd00::7"}
+    monkeypatch.setattr(
+        rendezvous, "_address_towards", lambda to, family=0: routes.get((to, family))
+    )
+    assert own_address() == "fd00::7"
 
 
 # ------------------------------------------------------------------------------ the same launch

@@ -279,6 +279,26 @@ def test_ports_that_a_firewall_closes_end_the_run_in_time_with_what_to_open(host
 
 
 @pytest.mark.slow
+def test_a_launcher_that_says_nothing_of_hosts_starts_a_run_on_two(hosts, tmp_path, cache):
+    """As many do that are not torchrun: on their loopback interfaces these two would never meet."""
+    program = tmp_path / "impatient.py"
+    program.write_text(IMPATIENT)
+    told = ("GLOO_SOCKET_IFNAME", "LOCAL_WORLD_SIZE")
+    own = {k: v for k, v in os.environ.items() if k not in told}
+    for rank, host in enumerate(reversed(hosts)):
+        said = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0}
+        said |= {"MASTER_ADDR": hosts[1].address, "MASTER_PORT": 29411, "XDG_CACHE_HOME": cache}
+        said = {name: str(value) for name, value in said.items()}
+        words = ("-m", program, *RUN[2:], SMALL, "epochs=2", "timeout=60")
+        host.run(sys.executable, *words, environment={**own, **said})
+    codes = [host.agent.wait(timeout=500) for host in hosts]
+    assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    assert summary.plan.workers == 2
+    assert not lost_or_repeated(summary, epochs=2)
+
+
+@pytest.mark.slow
 def test_hosts_of_two_speeds_get_batches_of_their_own_from_one_run(hosts, tmp_path, cache):
     """The slower one has rank 0; both have the same processor."""
     (tmp_path / "slower.py").write_text(NETWORK)

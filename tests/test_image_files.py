@@ -6,6 +6,7 @@ import gc
 import io
 import math
 import multiprocessing
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -20,7 +21,9 @@ from torch.nn import functional
 from batchwright import Session
 from batchwright.distributed.group import Group
 from batchwright.errors import DataError
+from batchwright.probing import commands
 from batchwright.probing.bench import Bench
+from batchwright.probing.executor import Executor
 from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.step_time import visit_beside_loading
 from batchwright.records import Job
@@ -31,6 +34,7 @@ from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline, resize
 from batchwright.workload.data.sources import ImageData, open_data
+from gloo import Crew
 from samples import make_data
 from test_decoding import encoded
 from test_session import make_tiny_plan
@@ -478,3 +482,34 @@ def test_steps_and_evaluations_are_timed_beside_the_decoding(
     assert feed.loading.batches >= 1 + 2 + loaders  # one at hand, two timed
     assert evaluate(bench, 3, repeats=2).seconds_per_image > 0
     bench.close()
+
+
+def _probed_on_unlike_hosts(rank: int, root: Path, cache: Path, loaders: int | None) -> list[int]:
+    """Steps of a visit; worker 0 has fewer loader processes, or no room to decode all at once."""
+    os.environ["BATCHWRIGHT_CACHE"] = str(cache / str(rank))
+    keys = {"device": "cpu", "precision": "float32", "resolutions": (32,), "loaders": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        if loaders is not None or not rank:
+            patch.setattr(image_files, "free_bytes", lambda: 100_000)
+        if loaders is not None and rank:
+            keys["loaders"] = loaders
+        own, group = Job(data=f"imagefolder:{root}", **keys), Group(CPU, 60)
+        executor = Executor(own, group, (2,), "as it is")
+        executor.carry_out(commands.Prepare(workers=2, precision="float32"))
+        visit = {"resolution": 32, "local_batch_size": 3, "seconds": 0.01, "most_steps": 2}
+        visited = executor.carry_out(commands.Visit(workers=2, **visit))
+        noise = {"resolution": 32, "part_size": 2, "seconds": 0.1}
+        executor.carry_out(commands.MeasureNoise(workers=2, **noise))
+        executor.close()
+        group.close()
+    return [len(visited.steps), visited.loading.loaders]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loaders", [4, None])
+def test_workers_take_equally_many_steps_whatever_their_hosts_load_with(
+    loaders: int | None, root: Path, tmp_path: Path, crew: Crew
+) -> None:
+    """By cores, of which a host may have more, or from what it has had the disk to decode."""
+    own = crew.together(_probed_on_unlike_hosts, root, tmp_path, loaders, workers=2)
+    assert own == [[2 if loaders is None else loaders, loaders or 1]] * 2

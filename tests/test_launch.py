@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import kept_network
 from batchwright.distributed import launch, launch_with_server, worker_processes
 from batchwright.distributed.exit_reports import leave_report, raise_failure, stopped_where
 from batchwright.distributed.launch import run_workers
@@ -24,7 +25,8 @@ from batchwright.errors import (
     WorkerError,
 )
 from batchwright.planning.planner import plan_without_profile
-from batchwright.records.documents import write_record
+from batchwright.records import Plan
+from batchwright.records.documents import read_record, write_record
 from batchwright.workflows import verbs
 from batchwright.workload.data.sources import open_data
 from forked import Forked
@@ -52,6 +54,15 @@ def work():
     if what == "well":
         return
     if what == "killed once" and Path(folder, f"starts{rank}").read_text() != "x":
+        return
+    if what == "killed with a loader" and rank == 0 and Path(folder, "starts0").read_text() == "x":
+        if os.fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not Path(folder, "told").exists():
+            time.sleep(0.01)
+        time.sleep(1)
+        os._exit(0)
+    if what == "killed with a loader":
         return
     if what == "lost" and rank == 0:
         while not Path(os.environ["BATCHWRIGHT_ERRORS"], "rank1.json").exists():
@@ -171,6 +182,20 @@ def test_all_are_started_again_after_one_was_killed_and_it_is_said(work, tmp_pat
     times = [line.split() for line in (tmp_path / "times1").read_text().splitlines()]
     (begun, first), (same, second) = (map(float, line) for line in times)
     assert begun == same <= first < second
+
+
+def test_they_meet_again_at_a_port_that_a_loader_of_a_killed_worker_still_holds(work, tmp_path):
+    """Forked off it, it has the socket, too, and ends once it sees that its worker has."""
+
+    def tell(line):
+        told.append(line)
+        (tmp_path / "told").touch()
+
+    told = []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    work("killed with a loader", restarts=1, port=port, tell=tell)
+    assert told == ["worker 0 was killed by SIGKILL; all were started again (1 of 1)"]
 
 
 def test_they_are_not_started_again_for_ever(work, capfd):
@@ -476,6 +501,31 @@ def test_a_worker_killed_while_training_is_started_again(start, tmp_path):
     summary = summary_in(tmp_path / "run")
     assert [epoch.epoch for epoch in summary.epochs] == list(range(2))
     assert all(epoch.samples == summary.plan.data.train_samples for epoch in summary.epochs)
+
+
+def test_workers_that_are_started_again_do_without_the_file_of_their_first_weights(start, tmp_path):
+    """It is gone by then; their words are those with which the run was begun."""
+    plan, weights = read_record(tmp_path / "plan.json", Plan), tmp_path / "weights.pt"
+    torch.save(kept_network.network(10).state_dict(), weights)
+    keys = {"weights": str(weights), "checkpoint_steps": 1}
+    write_record(
+        plan.model_copy(update={"job": plan.job.model_copy(update=keys)}), tmp_path / "plan.json"
+    )
+    process = start(tmp_path / "plan.json")
+    last = tmp_path / "run" / "checkpoints" / "last.pt"
+    assert wait_until(lambda: last.exists() or process.poll() is not None)
+    weights.unlink()
+    victims = (n for n in processes_naming(tmp_path) if name_of(n) == "worker 1")
+    os.kill(next(victims), signal.SIGKILL)
+    release(tmp_path)
+    _, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    assert "worker 1 was killed by SIGKILL; all were started again (1 of 3)" in err
+    assert summary_in(tmp_path / "run").resumed == 1
+
+
+def name_of(number):
+    return Path(f"/proc/{number}/comm").read_text().strip()
 
 
 def test_a_run_whose_workers_were_killed_too_often_says_how_to_resume(tmp_path, monkeypatch):

@@ -158,6 +158,36 @@ def test_all_workers_of_a_launcher_probe_together_and_get_one_profile(crew):
     assert bw.plan(one).workers == 2
 
 
+def visited_with_loaders(rank):
+    """Two workers whose hosts load by none and by three processes, as by their cores."""
+    layer = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(inputs):
+        layer(inputs).sum().backward()
+        optimizer.step()
+
+    class Loaded:
+        num_workers, prefetch_factor = (0, 3)[rank], 2
+
+        def __init__(self, size):
+            self.size = size
+
+        def __iter__(self):
+            return iter([torch.ones(self.size, 4)])
+
+    own = own_step.OwnStep(step, None, Loaded, 100, 60)
+    visit = {"workers": 2, "resolution": 1, "local_batch_size": 8, "seconds": 0.01, "most_steps": 2}
+    visited = own.carry_out(commands.Visit(**visit))
+    own.group.close()
+    return len(visited.steps)
+
+
+@pytest.mark.slow
+def test_workers_use_up_equally_many_batches_whatever_their_hosts_load_ahead(crew):
+    assert crew.together(visited_with_loaders, workers=2) == [2, 2]
+
+
 def failed_on_the_first(rank, place):
     """What ends a probe on each worker, where a command fails on worker 0 alone."""
     calls = []

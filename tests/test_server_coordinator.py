@@ -249,6 +249,19 @@ def test_the_round_of_one_that_left_without_a_word_is_anothers_in_the_end():
     assert served.coordinator.finished
 
 
+def test_who_does_not_come_at_all_is_given_up_in_the_end():
+    """As of a launcher that starts nobody again: the others would wait for ever."""
+    served = Served(make_server_plan((6, 6), epochs=1))
+    served.coordinator.give_up_lost(0.0)  # nobody has come yet
+    served.come(0)
+    assert served.answer(0) is None
+    served.coordinator.give_up_lost(1000.0)
+    assert served.answer(0) is None
+    served.coordinator.give_up_lost(0.0)
+    assert served.answer(0).ticket.samples > 0
+    assert served.coordinator.members.gone == {1}
+
+
 def test_nobody_is_given_up_while_nobody_else_is_there():
     served = begun(make_server_plan((6,), epochs=1))
     served.lose(0)

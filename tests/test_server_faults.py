@@ -123,6 +123,17 @@ def test_all_start_again_from_the_checkpoint_of_a_killed_server(killed_server):
     assert_complete(summary)
 
 
+def test_all_start_again_from_the_checkpoint_of_a_server_that_stands_still(tmp_path):
+    """Workers that are started again alone would wait for it once more."""
+    plan = make_plan(consistency="bsp")
+    hasty = plan.job.model_copy(update={"timeout": 5.0})
+    ends = {"0": [["still", 2, 0]]}
+    told = run(tmp_path / "a", plan.model_copy(update={"job": hasty}), ends, restarts=1)
+    (line,) = told.lines
+    assert line.startswith("the parameter server stood still; all were started again from its last")
+    assert_complete(told.summary)
+
+
 def test_samples_of_a_round_are_those_of_its_place_in_the_epoch(killed_server):
     """Whoever trains on them, and however often a round is begun again."""
     seen = defaultdict(set)

@@ -379,7 +379,11 @@ def test_an_evaluation_that_was_cut_short_is_all_that_is_left_to_do(tmp_path):
 def test_a_worker_that_leaves_without_a_word_leaves_its_round_to_the_others(monkeypatch):
     """It is waited for as long as silence is borne: here not at all."""
     usual = ServerCoordinator.give_up_lost
-    monkeypatch.setattr(ServerCoordinator, "give_up_lost", lambda self, _: usual(self, 0.0))
+    monkeypatch.setattr(
+        ServerCoordinator,
+        "give_up_lost",
+        lambda self, _: usual(self, 0.0 if self.members.lost else 1e9),  # not before it has come
+    )
     plan = make_served_plan((8, 8), (12, 12), epochs=1)
     with hosted(plan) as address:
         link = connect(address, KEY, timeout=200)

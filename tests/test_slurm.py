@@ -31,6 +31,7 @@ from batchwright.records.documents import change_job, read_record, write_record
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import write_inputs
 from batchwright.workflows.engines import slurm as slurm_engine
+from batchwright.workflows.engines import slurm_script
 from batchwright.workflows.engines.slurm_script import body, notice, script, tasks_per_node
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
@@ -66,7 +67,7 @@ def test_the_script_asks_for_what_the_job_says():
         *("time=1-12", "requeue", "signal=USR1@120", "cpus-per-task=8", "constraint=a100"),
     } <= {*asked}
     assert "#SBATCH --output='/disk/a run/logs/slurm/%j.log'\n" in text
-    assert "srun --kill-on-bad-exit=0 --wait=0 batchwright run --out '/disk/a run'\n" in text
+    assert "srun --kill-on-bad-exit=0 --wait=600 batchwright run --out '/disk/a run'\n" in text
 
 
 def test_a_folders_name_is_neither_a_command_nor_a_pattern_of_slurms():
@@ -595,6 +596,23 @@ def test_tasks_know_their_engine_where_a_site_exports_nothing(slurm: Slurm, tmp_
     (tmp_path / "slurm.sh").write_text(script(tmp_path, job, shown), encoding="utf-8")
     slurm.ask("sbatch", "--wait", str(tmp_path / "slurm.sh"))
     assert (tmp_path / "said").read_text("utf-8") == "by slurm\n"
+
+
+@pytest.mark.slow
+def test_a_task_that_stands_still_is_killed_and_all_are_started_again(
+    slurm: Slurm, tmp_path, monkeypatch
+):
+    """The other one has missed it, and has ended as after a loss; the job's limit is a minute."""
+    monkeypatch.setattr(slurm_script, "STILL_SECONDS", 2)
+    (tmp_path / "logs" / "slurm").mkdir(parents=True)
+    job = Job(launch="slurm", workers=2, nodes=2, restarts=1, slurm={"time": "1"})
+    said = f"{tmp_path}/said-$SLURM_PROCID"
+    once = f"[ -e {said} ] && exit 0; touch {said}; [ $SLURM_PROCID = 0 ] && exit 1; kill -STOP $$"
+    (tmp_path / "slurm.sh").write_text(script(tmp_path, job, ["/bin/sh", "-c", once]), "utf-8")
+    done = slurm.call("sbatch", "--wait", str(tmp_path / "slurm.sh"))
+    log = "".join(one.read_text("utf-8") for one in (tmp_path / "logs" / "slurm").glob("*.log"))
+    assert done.returncode == 0, log
+    assert KILLED in log
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ from batchwright.distributed.processes import ENGINE_PARENT, LAUNCH, PARENT_PID
 from batchwright.errors import (
     BatchwrightError,
     DeadlineReached,
+    FileError,
     Interrupted,
     JobError,
     LostWorkerError,
@@ -49,9 +50,12 @@ from batchwright.errors import (
 )
 from batchwright.probing import together
 from batchwright.probing.measure import memory
-from batchwright.records import Job, KindCount, Plan, Profile, RunSummary, Sweep
+from batchwright.records import Job, KindCount, Plan, Profile, RunSummary, Sweep, run_folder
 from batchwright.records.documents import read_record, write_record
+from batchwright.storage import locks
 from batchwright.workflows import together as verbs_together
+from batchwright.workflows import verbs
+from batchwright.workflows.sweep import verb as sweeps
 from batchwright.workflows.sweep.sharing import own_machine, part_of
 from batchwright.workflows.sweep.slots import Machine
 from batchwright.workflows.together import (
@@ -115,6 +119,24 @@ def test_what_torchrun_says():
     assert (started.by, started.rank, started.size) == ("torchrun", 3, 4)
     assert (started.local_rank, started.local_size) == (1, 2)
     assert (started.address, started.port) == ("node1", 29500)
+
+
+def test_who_says_nothing_of_hosts_leaves_it_to_the_processes(monkeypatch):
+    """As a loop of ones own, started by hand on each host, or by a launcher for several hosts."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # `adopt` adds to it
+    monkeypatch.setattr(environments, "_adopted", None)
+    os.environ.pop("LOCAL_WORLD_SIZE", None)
+    said = {name: word for name, word in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
+    started = found(said)
+    assert started is not None
+    assert started.local_size == 0
+    environments.adopt(started)
+    assert "LOCAL_WORLD_SIZE" not in os.environ  # or each would take all others for its neighbours
+    assert not rendezvous.on_one_host()
+    alone = replace(started, rank=0, size=1, local_rank=0)
+    with Gathering(alone, versions={}, words="run"):
+        assert environments.joined().local_size == 1
+        assert os.environ["LOCAL_WORLD_SIZE"] == "1"
 
 
 def test_what_srun_says():
@@ -326,6 +348,32 @@ def test_what_is_wanted_once_is_done_once(monkeypatch, verb):
             monkeypatch.setenv(name, value)
         take_part([verb], lambda: done.append(verb))
     assert len(done) == (verb in ONCE_A_HOST)  # each host has an answer of its own
+
+
+@pytest.mark.parametrize("verb", ["run", "train", "sweep"])
+def test_who_is_started_again_waits_for_a_disk_to_learn_that_a_host_went_down(
+    tmp_path, monkeypatch, verb
+):
+    """That host's worker 0 has held the folder."""
+    waited = []
+
+    def writing(folder, *, seconds):
+        waited.append((folder, seconds))
+        raise FileError("it is held")
+
+    monkeypatch.setattr(run_folder, "writing", writing)
+    for module in (verbs, sweeps):
+        monkeypatch.setattr(module, "begun_before", lambda *_: tmp_path)
+    for name in ("plan.json", "sweep.json"):
+        (tmp_path / name).touch()
+    begin = {
+        "run": lambda: verbs.run(Job()),
+        "train": lambda: verbs.train(make_tiny_plan()),
+        "sweep": lambda: sweeps.sweep(Job(), grid={"warmup_epochs": [0, 5]}),
+    }
+    with pytest.raises(FileError, match="it is held"):
+        begin[verb]()
+    assert waited == [(tmp_path, locks.RESTART_SECONDS)]
 
 
 def test_mpirun_starts_nothing_again():
@@ -1288,11 +1336,13 @@ def test_a_script_gets_the_summary_in_every_process(tmp_path, cache, forks):
 
 
 @pytest.mark.slow
-def test_processes_of_our_own_when_told_so(start, tmp_path):
-    """``launch=local`` under another launcher: the first host's processes, and nobody waits."""
-    codes, told = start("run", *JOB, SMALL, "launch=local", "workers=1", "--out", "a").end()
+@pytest.mark.parametrize("launch", ["local", "in-process", "virtual"])
+def test_processes_of_our_own_when_told_so(start, tmp_path, launch):
+    """The first process, or processes of its own, under another launcher; nobody waits."""
+    words = (f"launch={launch}", "workers=1", "timeout=20", "--out", "a")
+    codes, told = start("run", *JOB, SMALL, *words).end()
     assert codes == [0, 0], told
-    assert (tmp_path / "a" / "logs" / "train" / "0").is_dir()
+    assert (tmp_path / "a" / "logs" / "train" / "0").is_dir() == (launch == "local")
 
 
 # -------------------------------------------------------------------------- several kinds of them

@@ -406,11 +406,16 @@ def test_a_run_with_a_checkpoint_goes_on_without_the_file_of_its_first_weights(
     (tmp_path / "checkpoints" / "previous.pt").touch()
     check_training(plan, resumed=tmp_path)
     assert not capsys.readouterr().err
-    with pytest.raises(FileError, match="gone: cannot be read"):
+    with pytest.raises(FileError, match="holds a run already"):
         loop.train(plan, run_folder=tmp_path, resume=False)
     monkeypatch.setattr(loop, "Session", mock.Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(plan, run_folder=tmp_path, resume=True)
+    for resume in (True, False):  # of workers that a launcher has started again
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(plan, run_folder=tmp_path, resume=resume)
+    (tmp_path / "checkpoints" / "previous.pt").unlink()
+    for resume in (True, False):
+        with pytest.raises(FileError, match="gone: cannot be read"):
+            loop.train(plan, run_folder=tmp_path, resume=resume)
 
 
 def test_a_classifier_of_other_classes_stays_fresh_and_is_reported(tmp_path):

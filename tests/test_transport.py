@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from batchwright.distributed.server_child import ServerChild
 from batchwright.training.parameter_server.merging import Entry, Weights
 from batchwright.training.parameter_server.messages import (
     Beat,
@@ -26,6 +27,7 @@ from batchwright.training.parameter_server.messages import (
 )
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.transport import Transport, connect
+from samples import make_dual_plan
 
 KEY = b"secret"
 SECONDS = 300  # of silence, on a machine however busy
@@ -162,6 +164,22 @@ def test_a_connection_that_another_thread_sends_through_keeps_its_descriptor(end
     assert ours._socket.fileno() < 0
     with pytest.raises(ConnectionError):
         ours.send(Beat())
+
+
+@pytest.mark.slow
+def test_a_server_listens_at_an_address_of_ipv6():
+    """As of hosts that have no other."""
+    try:
+        server = ServerChild(make_dual_plan().model_dump(mode="json"), None, host="::1")
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    try:
+        server.start(resume=False)
+        assert not server.wait_until_ready()
+        assert server.answers(SECONDS)
+        connect(server.address, bytes.fromhex(server.key), timeout=SECONDS).close()
+    finally:
+        server.close()
 
 
 def test_without_the_key_nobody_gets_in():

@@ -17,7 +17,7 @@ from typing import Any
 from batchwright.distributed.exit_reports import forget_reports, killed, raise_failure, reports_in
 from batchwright.distributed.processes import LAUNCH, STARTED, STARTED_AGAIN, STORE_SOCKET
 from batchwright.distributed.supervisor import GRACE_SECONDS, Supervisor
-from batchwright.distributed.worker_processes import Children
+from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import JobError
 from batchwright.storage.locks import Lock
 
@@ -90,7 +90,9 @@ class AllTogether(Supervisor):
         """Start all; worker 0 inherits the socket at which they meet, so no one else takes it."""
         lock = self._lock
         held, files = ({}, []) if lock is None else (lock.environment, [lock.descriptor])
-        with _listener(self._port) as listener:
+        # A loader process holds what its worker held until it sees, a moment later, that this was
+        # killed.
+        with _listener(self._port, seconds=_LAST_SECONDS if self._restarts else 0.0) as listener:
             environment = {
                 "MASTER_ADDR": _ADDRESS,
                 "MASTER_PORT": str(listener.getsockname()[1]),
@@ -135,14 +137,19 @@ class AllTogether(Supervisor):
         self._poll()
 
 
-def _listener(port: int) -> socket.socket:
-    try:
-        return socket.create_server((_ADDRESS, port), backlog=64)
-    except OSError as error:
-        raise JobError(
-            f"port={port} cannot be used ({os.strerror(error.errno or 0)}): choose another, or "
-            "port=0 for any free one"
-        ) from None
+def _listener(port: int, *, seconds: float = 0.0) -> socket.socket:
+    """A socket that listens at a port, which is waited for so long where it is taken."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_server((_ADDRESS, port), backlog=64)
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise JobError(
+                    f"port={port} cannot be used ({os.strerror(error.errno or 0)}): choose "
+                    "another, or port=0 for any free one"
+                ) from None
+        time.sleep(POLL_SECONDS)
 
 
 def refuse_busy_port(port: int) -> None:

@@ -30,6 +30,7 @@ from batchwright.errors import WorkerError
 from batchwright.storage.locks import Lock
 
 _LAST_SECONDS = 30.0  # for workers to end, once the server has
+_ANSWER_SECONDS = 10.0  # for the server to ask who connects for the key
 _SECOND_LOOK = 0.5  # a worker may see before this process that the server was killed, or ends
 
 
@@ -49,8 +50,9 @@ def run_with_server(
     """Run ``python -m module arguments`` in every worker, with a server, until all have ended well.
 
     A worker that was killed, or fell silent, is started again alone; when ``restarts`` are used up
-    it is gone for good and the others go on. If the server was killed, all are started again, from
-    its last checkpoint. An error of a worker's own ends the run, as it would only come again.
+    it is gone for good and the others go on. If the server was killed, or stands still, all are
+    started again, from its last checkpoint. An error of a worker's own ends the run, as it would
+    only come again.
 
     The server serves ``plan``, plain values, and keeps records and checkpoints in ``run_folder``,
     whose lock it holds too; with ``resume`` it goes on from the last one there. All else is as
@@ -96,10 +98,11 @@ class WithServer(Supervisor):
         self._left = list(range(workers))  # workers that are not gone for good
         self._gone: list[int] = []
         self._silent: set[int] = set()
-        self._ends = False  # whether the server has said that it ends
+        self._ready = self._ends = False  # whether the server has said so
+        self._still = False  # whether it stood still, and was killed for that
 
     def _start(self) -> None:
-        self._ends = False
+        self._ready = self._ends = self._still = False
         self._server.start(resume=self._resume)
         for rank in self._gone:  # the server would wait for them
             self._server.give_up(rank)
@@ -128,7 +131,7 @@ class WithServer(Supervisor):
     def _hear(self) -> None:
         """Take what the server has said since the last call."""
         for event in self._server.events():
-            self._ends = self._ends or "ends" in event
+            self._ready, self._ends = self._ready or "ready" in event, self._ends or "ends" in event
             rank = event.get("silent")
             if rank is not None and self._children.runs(rank):
                 self._silent.add(rank)
@@ -160,8 +163,9 @@ class WithServer(Supervisor):
         """Start all again if the server was killed; any other end of it would come again."""
         what = ""
         if code < 0:
+            happened = f"was killed by {signal.Signals(-code).name}"
             what = (
-                f"the parameter server was killed by {signal.Signals(-code).name}; all were "
+                f"the parameter server {'stood still' if self._still else happened}; all were "
                 "started again from its last checkpoint"
             )
         if not what or not self._again(what):
@@ -185,9 +189,13 @@ class WithServer(Supervisor):
             if not reports[0]["secondary"]:
                 self._end(rank, code)
             self._server.wait(_SECOND_LOOK)
+            self._still = self._still or self._stands_still()
         self._hear()
         if self._ends or self._server.returncode is not None:
             return  # the end of the server decides, which may write for long yet
+        if self._still:
+            self._server.kill()
+            return
         what = self._what_happened(rank, code)
         if self._again(f"{what}; it was started again"):
             forget_report(self._folder, rank)
@@ -200,6 +208,11 @@ class WithServer(Supervisor):
             self._end(rank, code)
         self._tell(f"{what}, once more than restarts={self._most}: the others go on without it")
         self._server.give_up(rank)
+
+    def _stands_still(self) -> bool:
+        """Whether the server was ready once, and answers nobody any more."""
+        runs = self._ready and not self._ends and self._server.returncode is None
+        return runs and not self._server.answers(_ANSWER_SECONDS)
 
     def _what_happened(self, rank: int, code: int) -> str:
         if rank in self._silent:

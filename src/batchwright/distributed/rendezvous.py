@@ -253,7 +253,7 @@ def choose_interface() -> None:
     name = interface_towards(address)
     if name == collective_interface() and not address.startswith("127."):
         # The host of worker 0 itself: its own name may resolve to the loopback interface.
-        name = interface_towards("192.0.2.1")  # any address outside: RFC 5737, never sent to
+        name = _interface_of(_outer_address())
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
@@ -262,10 +262,11 @@ def own_address() -> str:
     """Address under which the workers of other hosts reach this one; loopback if there are none."""
     if on_one_host():
         return "127.0.0.1"
-    found = _address_towards(os.environ.get("MASTER_ADDR", ""), socket.AF_INET)
-    if found is None or found.startswith("127."):
+    first = os.environ.get("MASTER_ADDR", "")
+    found = _address_towards(first, socket.AF_INET) or _address_towards(first)
+    if found is None or found == "::1" or found.startswith("127."):
         # The host of the store itself: as in `choose_interface`.
-        found = _address_towards("192.0.2.1", socket.AF_INET)
+        found = _outer_address()
     return found or socket.gethostbyname(socket.gethostname())
 
 
@@ -274,20 +275,39 @@ def interface_towards(address: str) -> str | None:
 
     ``None`` where there is no such route, or the system (other than Linux) cannot be asked.
     """
-    own = _address_towards(address)
-    if own is None or sys.platform != "linux":
-        return None
+    return _interface_of(_address_towards(address))
+
+
+def _outer_address() -> str | None:
+    """This host's IPv4 address for others: that which leads out, else its only one."""
+    found = _address_towards("192.0.2.1", socket.AF_INET)  # outside: RFC 5737, never sent to
+    if found is not None:
+        return found
+    own = [one for one in _addresses().values() if not one.startswith("127.")]
+    return own[0] if len(own) == 1 else None  # as in a network without a way out
+
+
+def _addresses() -> dict[str, str]:
+    """One IPv4 address of each network interface, by its name; Linux tells them."""
+    if sys.platform != "linux":
+        return {}
     import fcntl
 
+    found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():  # one IPv4 address of each, and all IPv6 addresses
+        for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
-            try:
+            with suppress(OSError):  # it has no IPv4 address
                 answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF_INTERFACE, request)
-            except OSError:
-                continue  # it has no IPv4 address
-            if socket.inet_ntoa(answer[20:24]) == own:
-                return name
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def _interface_of(own: str | None) -> str | None:
+    """Name of the network interface with an address; of IPv6 there may be several."""
+    for name, address in _addresses().items():
+        if address == own:
+            return name
     listing = Path("/proc/net/if_inet6")
     for line in listing.read_text(encoding="utf-8").splitlines() if listing.exists() else ():
         digits, *_, name = line.split()

@@ -55,7 +55,8 @@ class ServerChild:
     ) -> None:
         self._plan, self._folder, self._log, self._lock = plan, folder, log, lock
         self._more = dict(environment)
-        self._listener = socket.create_server((host, 0), backlog=64)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), backlog=64, family=family)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self.key = secrets.token_hex(32)
         self._process: Companion | None = None
@@ -121,6 +122,18 @@ class ServerChild:
     def terminate(self) -> None:
         """Ask the server to write a checkpoint and end."""
         self._started.terminate()
+
+    def answers(self, seconds: float) -> bool:
+        """Whether the process says something to whoever connects, within so many seconds."""
+        with suppress(OSError):
+            place = self._listener.getsockname()[:2]
+            with socket.create_connection(place, timeout=seconds) as one:
+                return bool(one.recv(1))
+        return False
+
+    def kill(self) -> None:
+        """Kill the process; workers that connect wait for the next one."""
+        self._started.kill()
 
     def close(self) -> None:
         """Kill the process, if it still runs, and stop listening."""

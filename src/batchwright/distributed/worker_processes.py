@@ -202,10 +202,14 @@ class Companion:
         """Ask it to end."""
         self._process.terminate()
 
-    def close(self) -> None:
+    def kill(self) -> None:
         """Kill it, if it still runs."""
         self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
+        """Kill it, if it still runs, and take its last lines."""
+        self.kill()
         self._reader.join(_LAST_LINES)
         with suppress(OSError):
             assert self._process.stdin is not None  # noqa: S101 - it is a pipe

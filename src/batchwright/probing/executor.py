@@ -191,10 +191,13 @@ class Executor:
         size, side = command.local_batch_size, command.resolution
         seconds, most = command.seconds, command.most_steps
         feed = bench.batches.feed(command.workers)
-        if feed is None:
+        # Not each host may have had the room to decode all images beforehand.
+        if not on_any_worker(bench.group, feed is not None):
             supply = bench.supply(size, side)
             steps, by_worker = visit(bench, supply, seconds=seconds, most_steps=most)
             return commands.Visited(steps=tuple(steps), by_worker=by_worker)
+        if feed is None:
+            feed = bench.batches.training_feed(command.workers)
         steps, by_worker, loading = visit_beside_loading(
             bench, feed, size, side, seconds=seconds, most_steps=most
         )

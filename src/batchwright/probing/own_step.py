@@ -276,7 +276,8 @@ class OwnStep:
                 return commands.Weighed(peak_bytes=peak, resident_bytes=resident)
             case commands.Visit():
                 supply = self.supply(command.local_batch_size)
-                for _ in range(_read_ahead(self._loader, command.local_batch_size)):
+                ahead = _read_ahead(self._loader, command.local_batch_size)
+                for _ in range(max(self.group.gather(ahead))):  # equally many on all workers
                     bench.step(supply)  # uses up the batches that were loaded ahead
                 steps, _ = visit(
                     bench, supply, seconds=command.seconds, most_steps=command.most_steps

@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+from batchwright.distributed.joining.environments import outside_of_group
 from batchwright.distributed.joining.gathering import Gathering, stops_of_all
 from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import BatchwrightError, JobError
@@ -254,7 +255,7 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Command
     if job.launcher.one_worker:
         if max(counts) > 1:
             raise JobError(f"workers={max(counts)} with launch=in-process: that is one worker")
-        with closing(InProcess(job)) as here:
+        with outside_of_group(), closing(InProcess(job)) as here:
             yield here
         return
     gathering = Gathering.current

@@ -55,7 +55,7 @@ from batchwright.storage.files import (
     make_folder,
     refusal,
 )
-from batchwright.storage.locks import LOCK_FILE, writing
+from batchwright.storage.locks import LOCK_FILE, RESTART_SECONDS, writing
 
 LAUNCH_FILE = "launch.json"
 """File with the launches that have opened the folder."""
@@ -159,12 +159,13 @@ def _refuse_filled(folder: Path) -> None:
 
 
 @contextmanager
-def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
+def existing_run(wanted: str | Path | None, *needed: str, again: bool = False) -> Iterator[Path]:
     """The folder of a run to resume; inside, nobody else writes there.
 
     Args:
         wanted: The folder; `None` is an error.
         *needed: Names of files of which the folder must hold one.
+        again: Whether a launcher has started the command again.
 
     Raises:
         FileError: No folder was named, it does not exist, holds none of the files ``needed`` or has
@@ -185,7 +186,7 @@ def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
         if any(is_there(folder / name) for name in TRAINED) and "plan.json" in needed:
             how = f"as of a loop of your own: {GOES_ON_BY_ITSELF}"
         raise FileError(f"{folder} holds no {needed[-1]}, {how}")
-    with writing(folder):
+    with writing(folder, seconds=RESTART_SECONDS if again else None):
         yield folder
 
 

@@ -30,6 +30,10 @@ LOCK_FILE = "writer.lock"
 WAIT_SECONDS = 10.0
 """Seconds to wait for a holder that is ending: after kill -9 a process may still free a GPU."""
 
+RESTART_SECONDS = 90.0
+"""The same after a launcher has started all processes again: the holder may be on a host that went
+down, of which a shared disk learns late."""
+
 _HANDED = "BATCHWRIGHT_LOCK"  # variable with the descriptor of the lock file passed to a process
 _LOOK_SECONDS = 0.1  # between two tries
 _IS_HELD = frozenset({errno.EAGAIN, errno.EACCES})  # EACCES is what SMB answers
@@ -89,15 +93,19 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[Lock]:
+def writing(folder: Path, *, seconds: float | None = None) -> Iterator[Lock]:
     """Inside, this process and those that it passes the lock to are the only writers of a folder.
 
     Functions called inside may use `writing` or `take` on the same folder again.
 
+    Args:
+        folder: The folder to write.
+        seconds: As for `take`.
+
     Raises:
         FileError: As `take` raises.
     """
-    with take(folder, "another --out") as lock:
+    with take(folder, "another --out", seconds=seconds) as lock:
         former = _lent.set(lock)
         try:
             yield lock

@@ -61,7 +61,8 @@ def train(
         NewPlan: Advice was taken: the run folder's plan is another now, to be resumed.
     """
     job = plan.job
-    goes_on = resume and has_checkpoint(run_folder)
+    # Not only with ``resume``: a launcher that starts workers again leaves their words as they are.
+    goes_on = has_checkpoint(run_folder)
     task = open_task(plan, enter(device or resolve_device(job.device)), goes_on=goes_on)
     seed_worker(job.seed, 0, int(os.environ.get("RANK", "0")))  # dropout: each draws its own
     with Session(

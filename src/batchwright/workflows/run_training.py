@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from batchwright.algorithms.checkpointing import assumed_bytes
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.client.trackers.companion import tracked
-from batchwright.distributed.joining.environments import joined
+from batchwright.distributed.joining.environments import joined, outside_of_group
 from batchwright.distributed.launch import run_workers
 from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.distributed.worker_processes import Companion
@@ -267,7 +267,7 @@ def train_here(run: Begun) -> None:
     from batchwright.training.loop import train
 
     resume = run.resume
-    with following(run.look):
+    with outside_of_group(), following(run.look):
         for left in reversed(range(run.plan.job.restarts + 1)):
             try:
                 train(
@@ -292,7 +292,7 @@ def train_simulated(run: Begun) -> None:
     """Train all workers in this process, in simulated time."""
     from batchwright.training.simulated.simulated_training import train_virtually
 
-    with following(run.look):
+    with outside_of_group(), following(run.look):
         train_virtually(run.plan, run.folder, resume=run.resume)
 
 

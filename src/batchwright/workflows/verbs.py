@@ -322,7 +322,7 @@ def train(
         run_folder, resume = again, True
     with ExitStack() as held:
         if resume:
-            folder = held.enter_context(existing_run(run_folder, "plan.json"))
+            folder = held.enter_context(existing_run(run_folder, "plan.json", again=bool(again)))
             plan = folder / "plan.json"
         elif plan is None:
             raise PlanError("train needs a plan: give its file, or resume a run folder")
@@ -418,6 +418,7 @@ def run(
         if not is_there(Path(done.run_folder, "report.html")):  # the engine did not write it
             report(done)
         return done
+    again = None
     if not resume:
         job, keys, overrides = job_of(job, keys, overrides), {}, []
         asked = job.model_dump_json()
@@ -425,7 +426,8 @@ def run(
             keys, run_folder, resume = named_code(job), again, True
     with ExitStack() as held:
         if resume:
-            folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
+            kept = existing_run(run_folder, "plan.json", "job.yaml", again=bool(again))
+            folder = held.enter_context(kept)
             if is_there(folder / "plan.json"):
                 done = train(
                     run_folder=folder, resume=True, overrides=overrides, **reporting, **keys

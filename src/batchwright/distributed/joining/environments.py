@@ -10,8 +10,8 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +46,8 @@ class Started:
         rank: This process, from 0.
         size: Number of processes.
         local_rank: This process among those of its host.
-        local_size: Number of processes of its host.
+        local_size: Number of processes of its host; 0: the launcher does not say, and they count
+            themselves once they have met.
         address: Host at which the processes meet.
         port: Port of that host.
         by: The launcher, in words; filled in by `found`, like ``how``.
@@ -126,10 +127,11 @@ def adopt(started: Started) -> None:
         RANK=str(started.rank),
         WORLD_SIZE=str(started.size),
         LOCAL_RANK=str(started.local_rank),
-        LOCAL_WORLD_SIZE=str(started.local_size),
         MASTER_ADDR=started.address,
         MASTER_PORT=str(started.port),
     )
+    if started.local_size:
+        os.environ["LOCAL_WORLD_SIZE"] = str(started.local_size)
     if started.cores:  # the cores that it sees may be these already, not to be divided again
         os.environ.setdefault("OMP_NUM_THREADS", str(started.cores))
     # Hosts that cannot be reached are reported in a line of our own.
@@ -140,6 +142,21 @@ def by_itself(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables without the group's, for a process outside the group."""
     group = {*_TORCHRUNS, "LOCAL_WORLD_SIZE"}
     return {name: value for name, value in variables.items() if name not in group}
+
+
+@contextmanager
+def outside_of_group() -> Iterator[None]:
+    """Inside, this process is no part of a group, whatever its variables say.
+
+    What one process computes by itself would wait for the others, which do not come.
+    """
+    group = {name: os.environ[name] for name in os.environ.keys() - by_itself(os.environ).keys()}
+    for name in group:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(group)
 
 
 def joined() -> Started | None:
@@ -238,7 +255,7 @@ def _torchrun(env: Mapping[str, str]) -> Started:
         rank=_number(env, "RANK"),
         size=_number(env, "WORLD_SIZE"),
         local_rank=_number(env, "LOCAL_RANK"),
-        local_size=_number(env, "LOCAL_WORLD_SIZE", "WORLD_SIZE"),
+        local_size=_number(env, "LOCAL_WORLD_SIZE", default=0),
         address=env["MASTER_ADDR"],
         port=_number(env, "MASTER_PORT"),
     )
@@ -331,10 +348,11 @@ def _check(started: Started) -> None:
             f"MASTER_ADDR={started.address[:60]}: no host has such a name; give it the name of the "
             "first process's host alone"
         ) from None
-    if not (started.rank < started.size and started.local_rank < started.local_size):
+    local_size = started.local_size or started.size
+    if not (started.rank < started.size and started.local_rank < local_size):
         raise BatchwrightError(
             f"{started.by} says that this is process {started.rank} of {started.size}, and "
-            f"{started.local_rank} of {started.local_size} on {socket.gethostname()}: numbers "
+            f"{started.local_rank} of {local_size} on {socket.gethostname()}: numbers "
             "begin with 0 and end below the count"
         )
 

@@ -18,13 +18,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from batchwright.distributed.heartbeat import BEAT_SECONDS, Presence, RollCall, presence
-from batchwright.distributed.joining.environments import Started, join, launch_name, process_name
+from batchwright.distributed.joining.environments import (
+    Started,
+    adopt,
+    join,
+    launch_name,
+    process_name,
+)
 from batchwright.distributed.rendezvous import LimitedStore, meet, store_keeper
 from batchwright.errors import (
     BatchwrightError,
@@ -62,6 +68,10 @@ class Member:
     def __str__(self) -> str:
         """Such as ``worker 2 (node1)``."""
         return f"worker {self.rank} ({self.host})"
+
+    def is_beside(self, other: Member) -> bool:
+        """Whether both are on one host; hosts may have one name, and containers are apart."""
+        return (self.host, self.presence.machine) == (other.host, other.presence.machine)
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,12 @@ class Gathering:
             self._store = LimitedStore(store, seconds)
             self._tell(f"member/{started.rank}", json.dumps(asdict(own)))
             self._hear_of_all(store)
+        if not started.local_size:  # as by hand, and by launchers other than torchrun
+            here = [one for one in self.members if one.is_beside(own)]
+            self.started = replace(started, local_size=len(here))
+            adopt(self.started)
         Gathering.current = self
-        join(started)
+        join(self.started)
 
     def __enter__(self) -> Self:
         return self

@@ -66,9 +66,7 @@ def measure_noise(
     noise = None
     if seen >= min(_FEWEST_WARM, len(trained) // 2):
         noise = _measured(bench, parts, resolution, seconds=(1 - _WARM_UP_SHARE) * seconds)
-    feed = bench.batches.feed(bench.group.size)
-    if feed is not None:
-        finish_loading(bench, feed)
+    finish_loading(bench, bench.batches.feed(bench.group.size))
     return noise
 
 

@@ -81,6 +81,8 @@ def visit_beside_loading(
         each worker; and the times of loading.
     """
     meter = feed.loading
+    # All workers take equally many steps, and hosts with more cores load by more processes.
+    loaders = max(bench.group.gather(meter.loaders))
     before = meter.totals
     stream = bench.stream(feed, [size], resolution)
     first = next(stream)
@@ -88,8 +90,8 @@ def visit_beside_loading(
     batch_seconds, cpu_seconds = _batch_seconds(before, meter.totals)
     take_first_steps(bench, lambda: first)
     alone = _warm(bench, lambda: first)
-    each = _warm(bench, stream.__next__, least=meter.loaders)
-    steps = in_turns(_affordable(bench, each, seconds, most_steps), meter.loaders)
+    each = _warm(bench, stream.__next__, least=loaders)
+    steps = in_turns(_affordable(bench, each, seconds, most_steps), loaders)
     timed = [_fed_step(bench, stream) for _ in range(steps)]
     finish_loading(bench, feed)
     means = [fmean(parts) for parts in zip(*timed, strict=True)]
@@ -105,7 +107,7 @@ def visit_beside_loading(
         [(waited + computing, sync)] * steps,
         by_worker,
         StepLoading(
-            loaders=meter.loaders,
+            loaders=loaders,
             batch_seconds=batch_seconds,
             cpu_seconds=cpu_seconds,
             alone_seconds=alone,
@@ -146,8 +148,8 @@ def _affordable(bench: Steppable, each: float, seconds: float, most_steps: int) 
 
 
 def _batch_seconds(before: Totals, after: Totals) -> tuple[float, float]:
-    """Wall and processor seconds that a process takes to load a batch."""
-    batches = after.batches - before.batches
+    """Wall and processor seconds that a process takes to load a batch; 0 where none loads."""
+    batches = max(1, after.batches - before.batches)
     return (
         (after.seconds - before.seconds) / batches,
         (after.cpu_seconds - before.cpu_seconds) / batches,
@@ -162,11 +164,12 @@ def _fed_step(bench: Bench, stream: Iterator[Batch]) -> tuple[float, float, floa
     return waited, *bench.step(lambda: batch)
 
 
-def finish_loading(bench: Bench, feed: Feed) -> None:
+def finish_loading(bench: Bench, feed: Feed | None) -> None:
     """Wait until all workers have loaded the batches asked for: loading would disturb later steps.
 
-    A batch that fails to load counts as well; its error is raised when the batch is taken.
+    A batch that fails to load counts as well; its error is raised when the batch is taken. A worker
+    without a feed waits for the others.
     """
-    while feed.loading.batches < feed.loading.asked:
+    while feed is not None and feed.loading.batches < feed.loading.asked:
         time.sleep(_POLL_SECONDS)
     from_rank_0(bench.group, 0)

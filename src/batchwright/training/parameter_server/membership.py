@@ -28,6 +28,7 @@ class Membership:
         self.gone: set[int] = set()
         self.left: set[int] = set()
         self._workers = workers
+        self._awaited: dict[int, float] | None = None  # not come yet: since when another has
 
     @property
     def absent(self) -> bool:
@@ -45,6 +46,9 @@ class Membership:
 
     def join(self, rank: int, link: Transport) -> None:
         """Add a worker's connection, for the first time or again."""
+        if self._awaited is None:
+            self._awaited = dict.fromkeys({*range(self._workers)} - self.gone, perf_counter())
+        self._awaited.pop(rank, None)
         self.links[rank] = link
         self.lost.pop(rank, None)
         self.gone.discard(rank)
@@ -64,8 +68,10 @@ class Membership:
         """Note that a worker will not come back."""
         self.gone.add(rank)
         self.lost.pop(rank, None)
+        if self._awaited is not None:
+            self._awaited.pop(rank, None)
 
     def lost_for(self, seconds: float) -> list[int]:
-        """Workers that have been lost for so many seconds."""
-        now = perf_counter()
-        return [rank for rank, since in self.lost.items() if now - since >= seconds]
+        """Workers that have been lost, or that the others have waited for, for so many seconds."""
+        now, away = perf_counter(), (self._awaited or {}) | self.lost
+        return [rank for rank, since in away.items() if now - since >= seconds]

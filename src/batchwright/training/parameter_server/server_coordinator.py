@@ -162,11 +162,13 @@ class ServerCoordinator:
     def give_up_lost(self, seconds: float) -> None:
         """Give up workers that have been lost for so many seconds, if others are connected.
 
-        A process that has ended without an error and without `leave` is not started again.
+        A process that has ended without an error and without `leave` is not started again. Nor is
+        one that other launchers have started, and that has ended before it came.
         """
         with self.lock:
             for rank in self.members.lost_for(seconds):
-                if self.members.links:
+                begins = rank == 0 and self.server is None  # all need its weights, however late
+                if self.members.links and not begins:
                     self._give_up(rank)
 
     def leave(self, rank: int, link: Transport) -> None:

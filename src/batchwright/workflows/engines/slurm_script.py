@@ -13,6 +13,9 @@ from batchwright.records import Job
 NOTICE_SECONDS = 120
 """Seconds before the time limit at which Slurm signals the run: enough for a step and a checkpoint,
 and for the minute by which Slurm's signal may be early."""
+STILL_SECONDS = 600
+"""Seconds from the end of the first task to the kill of those that stand still, with a GPU or a
+disk that hangs: the others have missed them, and the first may write a checkpoint for long."""
 STOPPED = (138, 140, 143)
 """Exit codes of a run that USR1, USR2 or TERM has stopped after a checkpoint."""
 
@@ -26,7 +29,7 @@ unset SLURM_EXPORT_ENV  # of --export=NONE, with which tasks would not get what 
 left={restarts}
 while :; do
   # Tasks see by themselves when another is gone, and the first may write when others have ended.
-  {before}srun --kill-on-bad-exit=0 --wait=0 {command}
+  {before}srun --kill-on-bad-exit=0 --wait={still} {command}
   code=$?
   case $code in
     {stopped})
@@ -95,7 +98,9 @@ def body(command: str, restarts: int, before: str = "") -> str:
     """
     stopped = " | ".join(map(str, STOPPED))
     first = f"{before}\n  " if before else ""
-    return _BODY.format(restarts=restarts, command=command, stopped=stopped, before=first)
+    return _BODY.format(
+        restarts=restarts, command=command, stopped=stopped, before=first, still=STILL_SECONDS
+    )
 
 
 def tasks_per_node(job: Job) -> int:

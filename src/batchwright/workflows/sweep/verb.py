@@ -113,7 +113,7 @@ def sweep(
     """
     refuse_no_path(out, "out")
     overrides, most = texts_of(overrides), read_at_once(at_once)
-    asked = ""
+    asked, again = "", None
     with ExitStack() as held:
         with other_keys_come():  # the grid's keys
             if not resume:
@@ -125,7 +125,7 @@ def sweep(
                     keys, overrides = named_code(job), []
                     job, out, resume = None, again, True
             if resume:
-                folder = held.enter_context(existing_run(out, "sweep.json"))
+                folder = held.enter_context(existing_run(out, "sweep.json", again=bool(again)))
                 job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
         assert isinstance(job, Job)  # noqa: S101 - made above
         if joined() is not None and job.launcher.joins:
