@@ -80,7 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile(
         "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
-    settings.load_profile("untimed")
+    settings.register_profile("quick", settings.get_profile("untimed"), max_examples=25)
+    settings.load_profile("quick" if config.option.markexpr == QUICK else "untimed")
     # Processes that each compute with all cores wait for one another most of the time.
     if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
         share = host.worker_threads(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))

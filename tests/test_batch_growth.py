@@ -317,7 +317,9 @@ def test_epochs_go_on_with_a_larger_batch_and_a_higher_rate_once_the_noise_has_g
 
 
 @pytest.mark.usefixtures("rising")
-@pytest.mark.parametrize("until", [20, 26, 30])  # micro-batches: before, at and behind the change
+@pytest.mark.parametrize(  # micro-batches: before, at and behind the change
+    "until", [26, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 30))]
+)
 def test_a_run_that_is_stopped_goes_on_with_the_batch_that_it_had(tmp_path, until) -> None:
     whole, weights = trained(tmp_path / "whole")
     with pytest.raises(SystemExit):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
@@ -14,6 +14,7 @@ from batchwright.planning.candidates.objectives.comparisons import pareto
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.records import GradientNoise, Job
+from example_counts import examples
 from samples import (
     LOCAL_BATCHES,
     make_cluster,
@@ -199,7 +200,7 @@ def test_the_accuracy_objective_weighs_progress_per_sample():
     assert "number of epochs is not known" in reason(plan, "global batch").why
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.floats(1e-4, 0.05),
     st.floats(1e-5, 5e-3),

@@ -1542,7 +1542,10 @@ def test_a_plan_learns_from_runs_given_by_folder_or_file(command, place, plan_of
     assert not any(one.epochs for one in Plan.model_validate_json(command(*words)[1]).considered)
 
 
-@pytest.mark.parametrize("name", ["plan.png", "plan.pdf", "plan.svg"])
+@pytest.mark.parametrize(
+    "name",
+    ["plan.svg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("plan.png", "plan.pdf"))],
+)
 def test_a_figure_is_drawn_beside_the_plan_and_overwrites_nothing(
     command, place, plan_of_digits, name
 ):

@@ -93,6 +93,7 @@ def test_other_batches_are_no_new_compilation(compiled):
     assert len(compiled) <= 2  # as many as a symbol for the batch may take
 
 
+@pytest.mark.slow
 def test_a_network_that_is_compiled_already_is_left_so(compiled):
     network = torch.compile(network_of(), backend=compilation.BACKEND)
     assert not compile_training(network).on

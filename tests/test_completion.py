@@ -30,7 +30,7 @@ def answered(environment):
     return [line.partition("\t")[0] for line in done.output.splitlines() if line]
 
 
-@pytest.mark.parametrize("ask", [fish, bash])
+@pytest.mark.parametrize("ask", [pytest.param(fish, marks=pytest.mark.slow), bash])
 def test_verbs_options_and_keys_are_completed(ask):
     assert ask("batchwright sch") == ["schedule"]
     assert "--explain" in ask("batchwright run --e")

@@ -753,7 +753,7 @@ def test_a_turn_of_two_formats_has_as_many_steps_as_fit_without_recording(slowly
     assert len(taken) == pytest.approx(precision._TURN_SECONDS / 0.005, abs=1)
 
 
-@pytest.mark.parametrize("ratio", [0.5, 2.0])
+@pytest.mark.parametrize("ratio", [pytest.param(0.5, marks=pytest.mark.slow), 2.0])
 def test_compiled_steps_are_timed_beside_replayed_ones(played, monkeypatch, ratio):
     ran = []
 

@@ -119,7 +119,7 @@ def test_a_network_without_a_second_derivative_is_named_in_a_line():
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("consistency", [None, "asp"])
+@pytest.mark.parametrize("consistency", [None, pytest.param("asp", marks=pytest.mark.slow)])
 def test_a_run_keeps_both_at_each_evaluation_and_learns_the_same(tmp_path, consistency):
     served = {"consistency": consistency, "shares": (50, 40)} if consistency else {}
     weights = {}

@@ -99,6 +99,7 @@ def evaluated_in(folder, checkpoint="best"):
     return None if found is None else found.epoch
 
 
+@pytest.mark.slow
 def test_the_best_of_a_parameter_server_is_found_by_its_score(run, tmp_path):
     """It goes on to train while a model is evaluated, and may be in a later epoch by then."""
     folder = tmp_path / "run"

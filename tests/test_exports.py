@@ -267,6 +267,7 @@ def test_torchrun_leaves_the_workers_of_a_pod_the_time_that_the_pod_has() -> Non
     assert 60 < int(seconds) < pod["spec"]["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.slow
 def test_runs_in_folders_of_their_own_have_names_of_their_own() -> None:
     """Else a second one would replace the first one's plan on a cluster."""
     folders = (

@@ -328,7 +328,15 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew):
     assert steps == -(-SAMPLES // made.global_batch)
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, 4), (2, 4), (4, 4), (4, None)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, 4),
+        pytest.param(2, 4, marks=pytest.mark.slow),
+        pytest.param(4, 4, marks=pytest.mark.slow),
+        (4, None),
+    ],
+)
 def test_a_resumed_training_has_the_rate_of_its_plan_whatever_it_had_before(
     tmp_path, before, after
 ):

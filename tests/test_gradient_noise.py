@@ -77,7 +77,7 @@ def _all_data(monkeypatch):
     monkeypatch.setattr(gradient_noise, "_KNOWN", 0.0)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_the_noise_of_a_users_own_data_is_that_of_all_its_samples(seed):
     bench, data = bench_of(2000, seed=seed)
     noise = measure_noise(bench, SIDE, 16, seconds=1000)
@@ -209,6 +209,7 @@ def test_images_of_a_store_are_drawn_in_the_same_way():
     assert len(asked) == len(set(asked)) == 30 * 16
 
 
+@pytest.mark.slow
 def test_a_network_that_was_trained_on_few_samples_begins_anew():
     fresh, worn = bench_of(2000)[0], bench_of(2000)[0]
     supply = worn.supply(64, SIDE)

@@ -36,6 +36,7 @@ from batchwright.training.step.gradient_scaling import (
 )
 from batchwright.training.step.rates import Rates
 from batchwright.training.step.updater import Updater
+from example_counts import examples
 from samples import make_data, make_job, make_network, make_profile
 from test_session import (
     SAMPLES,
@@ -76,7 +77,7 @@ NORMS = st.one_of(
     least=st.sampled_from([0.25, 1.0, 1.5]),
     most=st.one_of(st.none(), st.sampled_from([1.5, 2.0, 100.0])),
 )
-@settings(max_examples=80)
+@examples(80)
 def test_factors_keep_their_bounds_whatever_the_norms(norms, mode, base, batch, least, most):
     rule = rule_of(mode=mode, base_batch=base, least=least, most=most)
     found = factors(state_of(*zip(*norms, strict=True)), rule, batch)
@@ -86,7 +87,7 @@ def test_factors_keep_their_bounds_whatever_the_norms(norms, mode, base, batch, 
 
 
 @given(trace=NORMS, sqr_norm=NORMS, base=st.integers(1, 4096), batch=st.integers(1, 10**6))
-@settings(max_examples=80)
+@examples(80)
 def test_the_gain_keeps_its_bounds_and_is_the_factor_of_a_network_of_one_tensor(
     trace, sqr_norm, base, batch
 ):
@@ -184,7 +185,7 @@ def stepped(start, gradient, scales, rate):
     base=st.integers(1, 64),
     ratio=st.floats(1, 16),
 )
-@settings(max_examples=80)
+@examples(80)
 def test_a_scaled_step_descends_as_far_as_the_bound_says(start, noise, rate, mode, base, ratio):
     r"""On a quadratic the expectation is exact: E f(w') = f(w - eta s g) + eta^2 sum s^2 a v / 2B.
 

@@ -391,6 +391,7 @@ def start(ranks, size, timeout=300.0):
     return found
 
 
+@pytest.mark.slow
 def test_each_start_gets_a_part_of_the_store_for_itself(agent_store):
     whole = start([2, 1, 0], 3)
     fewer = start([1, 0], 2)

@@ -258,7 +258,10 @@ def half_fused(network):
     return optimizer
 
 
-@pytest.mark.parametrize("build", [hooked, counting, averaging, half_fused])
+@pytest.mark.parametrize(
+    "build",
+    [hooked, averaging, *(pytest.param(n, marks=pytest.mark.slow) for n in (counting, half_fused))],
+)
 def test_an_optimizer_that_does_more_than_torchs_is_stepped_by_the_host(build):
     found, _ = updates_of(plan_for(), build)
     assert {before for before, _, _ in found} == {1}
@@ -381,6 +384,7 @@ def test_the_device_has_the_next_images_to_make_while_the_host_does_the_rest(
     assert len(passing) == sum(one == "figures" and two != "read" for one, two in pairwise(seen))
 
 
+@pytest.mark.slow
 def test_the_next_images_give_way_where_a_step_is_taken_again(monkeypatch):
     made, alive, read, finished = [], [], [], ImagePipeline._finished
 
@@ -407,7 +411,9 @@ def test_the_next_images_give_way_where_a_step_is_taken_again(monkeypatch):
     assert alive == [1]  # those of the step that is taken again
 
 
-@pytest.mark.parametrize("kind", ["clip", "muon", "float16"])
+@pytest.mark.parametrize(
+    "kind", ["clip", *(pytest.param(n, marks=pytest.mark.slow) for n in ("muon", "float16"))]
+)
 def test_an_update_that_takes_a_number_of_the_host_comes_after(kind):
     plan, build, options = KINDS[kind]
     found, _ = updates_of(plan, build, **options)
@@ -416,7 +422,13 @@ def test_an_update_that_takes_a_number_of_the_host_comes_after(kind):
 
 @pytest.mark.parametrize(
     "told",
-    [{"spoil": 0}, {"spoil": 3}, {"clear": 3}, {"clear": 3, "spoil": 3}, {"weight": 7.0}],
+    [
+        pytest.param({"spoil": 0}, marks=pytest.mark.slow),
+        {"spoil": 3},
+        {"clear": 3},
+        pytest.param({"clear": 3, "spoil": 3}, marks=pytest.mark.slow),
+        pytest.param({"weight": 7.0}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_step_that_is_not_as_usual_ends_as_on_the_cpu(told):
@@ -451,7 +463,7 @@ def test_memory_that_runs_out_behind_a_queued_update_breaks_the_step(kind, monke
     assert len(read) >= 3
 
 
-@pytest.mark.parametrize("store", ["whole", "photographs"])
+@pytest.mark.parametrize("store", ["whole", pytest.param("photographs", marks=pytest.mark.slow)])
 def test_so_does_one_whose_images_come_from_the_cpu_a_batch_ahead(monkeypatch, store):
     monkeypatch.setattr(copying, "enter", in_this_thread)
     monkeypatch.setattr(pipelines, "RESIDENT_BYTES", 0)
@@ -467,7 +479,7 @@ def test_so_does_one_whose_images_come_from_the_cpu_a_batch_ahead(monkeypatch, s
     "images",
     [
         {"augmentation": "flip", "rotation": 0.05, "zoom": 0.25},
-        {"augmentation": "resized-crop"},
+        pytest.param({"augmentation": "resized-crop"}, marks=pytest.mark.slow),
     ],
     ids=["turned", "resized"],
 )

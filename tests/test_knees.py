@@ -5,7 +5,7 @@ from math import inf
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchwright.algorithms.batch_size import knee_of_line
@@ -14,6 +14,7 @@ from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_re
 from batchwright.planning.planner import make_plan
 from batchwright.records import Goal
 from batchwright.records.text.formatting import percent
+from example_counts import examples
 from samples import make_data, make_job, make_profile, make_step
 from test_optimizer import update
 
@@ -37,7 +38,7 @@ def why(plan):
     return next(one for one in plan.reasons if one.choice == "global batch").why
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.floats(1e-5, 1e-2),
     st.floats(0.2, 400),

@@ -932,6 +932,7 @@ def test_archives_write_nothing_elsewhere_and_no_more_than_there_is_room(
     assert not list((tmp_path / "cache" / "fetched").glob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_web_server_is_fetched_and_its_changes_are_seen(tmp_path: Path) -> None:
     library("fsspec")
     library("aiohttp")

@@ -14,7 +14,7 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.training.parameter_server.messages import Hello, Settled, Trained
@@ -22,6 +22,7 @@ from batchwright.training.parameter_server.parameter_server import ParameterServ
 from batchwright.training.parameter_server.rounds import segments
 from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
 from batchwright.training.recorder import Recorder
+from example_counts import examples
 from servers import make_rule, make_server_plan, numbers
 
 CONSISTENCIES = [("asp", None), ("bsp", None), ("ssp", 0), ("ssp", 1), ("ssp", 2)]
@@ -327,7 +328,7 @@ def test_nobody_waits_for_one_that_was_away_while_others_went_on(kind, consisten
     assert name == "asp" or max(counts) - min(counts) <= (staleness or 0) + 1
 
 
-@settings(max_examples=80, derandomize=True)
+@examples(80, derandomize=True)
 @pytest.mark.parametrize("kind", [Crowd, CoordinatorCrowd])
 @given(
     st.lists(st.integers(2, 9), min_size=1, max_size=4),

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import batchwright as bw
 import forked
@@ -413,6 +414,14 @@ class Ending(Dataset):
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space")
 
 
+@pytest.fixture
+def looked_after_soon(monkeypatch):
+    """Without its handler of signals PyTorch looks every 5 s whether loader processes run."""
+    look = _MultiProcessingDataLoaderIter._try_get_data
+    monkeypatch.setattr(look, "__defaults__", (0.1,))
+
+
+@pytest.mark.usefixtures("looked_after_soon")
 @pytest.mark.parametrize(
     ("number", "kind", "said"),
     [
@@ -430,7 +439,7 @@ def test_what_ended_a_loader_process_is_told(number, kind, said):
         )
 
 
-@pytest.mark.slow  # PyTorch looks every 5 s
+@pytest.mark.usefixtures("looked_after_soon")
 @pytest.mark.parametrize(
     ("number", "kind", "said"),
     [

@@ -170,7 +170,10 @@ def test_time_decides_where_chance_may_have_set_the_runs_apart():
     assert others(plan)["hybrid"].endswith("may lose more than goal.accuracy_tolerance")
 
 
-@pytest.mark.parametrize(("objective", "taken"), [("time", "hybrid"), ("cost", "plain")])
+@pytest.mark.parametrize(
+    ("objective", "taken"),
+    [pytest.param("time", "hybrid", marks=pytest.mark.slow), ("cost", "plain")],
+)
 def test_the_method_has_the_least_of_what_the_goal_asks_for(objective, taken):
     """Two groups of workers are quicker than one worker with `plain`, and cost more."""
     profile = profile_of(counts=(1, 2, 4))

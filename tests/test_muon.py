@@ -245,6 +245,7 @@ def test_a_stack_is_hardly_padded_and_no_larger_than_it_may_be(longer, most):
         assert len(stack) == 1 or padded <= min(most, muon.MOST_PADDED * numbers)
 
 
+@pytest.mark.slow
 def test_a_step_of_resnet18_takes_a_gpu_few_operations():
     """One by one its 21 matrices take 462."""
     kernels = muon.matrices_of(build_network("resnet18", classes=100, side=32).to("meta"))
@@ -562,7 +563,12 @@ def test_the_probe_counts_its_state_and_keeps_the_groups_rates_in_proportion(mon
 
 
 @pytest.mark.parametrize(
-    ("device", "batch", "side"), [("cpu", 4, 32), ("cpu", 2, 8), ("cuda", 2, 8)]
+    ("device", "batch", "side"),
+    [
+        pytest.param("cpu", 4, 32, marks=pytest.mark.slow),
+        pytest.param("cpu", 2, 8, marks=pytest.mark.slow),
+        ("cuda", 2, 8),
+    ],
 )
 def test_the_peak_of_its_step_is_guessed_from_fake_tensors(device, batch, side):
     """Of so few pixels it is the peak of the update, which is higher where it has stacks."""

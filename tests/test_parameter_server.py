@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.training.parameter_server.merging import Weights
 from batchwright.training.parameter_server.parameter_server import ParameterServer
+from example_counts import examples
 from servers import make_rule, make_server_plan, numbers
 
-calmly = settings(max_examples=60)  # nothing here is about time
+calmly = examples(60)  # nothing here is about time
 
 
 def make_server(shares=(6, 6), consistency="asp", start=(0.0,), *, epochs=4, factors=None, **rule):

@@ -97,7 +97,7 @@ def visited(rng, drift, spread, *, visits=3, steps=10, batch=32):
 
 
 @pytest.mark.parametrize("drift", [0.02, 0.08])
-@pytest.mark.parametrize("visits", [2, 5])
+@pytest.mark.parametrize("visits", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_what_the_scatter_of_steps_makes_of_a_visit_is_no_drift(drift, visits):
     rng = random.Random(visits)
     points = [
@@ -186,7 +186,9 @@ def test_one_suspended_visit_does_not_decide_the_drift_of_its_workers():
     assert drift_by_workers([*points, stuck])[2].share < 0.15
 
 
-@pytest.mark.parametrize("visits", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize(
+    "visits", [1, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4, 9))]
+)
 def test_the_share_of_a_median_is_that_of_a_simulated_one(visits):
     rng = random.Random(visits)
     medians = [median(rng.gauss(0, 1) for _ in range(visits)) for _ in range(20_000)]

@@ -3,10 +3,11 @@
 import random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchwright.prediction.overlap import FULL_OVERLAP, combine, fit_overlap
+from example_counts import examples
 
 positive = st.floats(1e-4, 10)
 
@@ -31,7 +32,7 @@ def steps_of(overlap, rng, error, exchange=0.1):
     ]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.floats(1, 4), st.integers(0, 2**32 - 1))
 def test_a_known_overlap_is_recovered_from_noisy_steps(overlap, seed):
     found = fit_overlap(steps_of(overlap, random.Random(seed), 0.01))

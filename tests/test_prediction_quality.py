@@ -4,13 +4,14 @@ import random
 from math import log, sqrt
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.prediction.accuracy.outcomes import epochs_to
 from batchwright.prediction.accuracy.quality import RUN_ERROR, SEED_ERROR, fit_progress
 from batchwright.prediction.fit import Z_975
 from batchwright.records import GradientNoise
+from example_counts import examples
 from samples import VAL, make_epoch, make_plan, make_summary
 
 NOISE = GradientNoise(
@@ -167,7 +168,7 @@ def test_it_does_not_matter_which_of_two_batches_ran(scaling, noise, batch):
     assert back.epochs(batch).value / back.epochs(128).value == pytest.approx(ratio)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.floats(2, 10), st.floats(50, 2000), st.integers(0, 2**32 - 1))
 def test_least_epochs_and_critical_batch_are_recovered_from_runs(least, critical, seed):
     rng = random.Random(seed)

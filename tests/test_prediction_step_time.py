@@ -441,7 +441,7 @@ def held_and_widths(drift, spread, *, visits=3, seeds=150):
     )
 
 
-@pytest.mark.parametrize("visits", [2, 3])
+@pytest.mark.parametrize("visits", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_intervals_hold_and_follow_the_drift_of_each_number_of_workers(visits):
     held, widths = held_and_widths({1: 0.01, 2: 0.08}, lambda *_: 0.01, visits=visits)
     assert min(held.values()) >= 0.9, held
@@ -450,6 +450,7 @@ def test_intervals_hold_and_follow_the_drift_of_each_number_of_workers(visits):
     assert widths[2, 24] > 2 * widths[1, 24]
 
 
+@pytest.mark.slow
 def test_intervals_hold_and_follow_the_scatter_of_short_steps():
     """As of two workers with few images, whose steps wait for an exchange that scatters."""
     held, widths = held_and_widths(

@@ -298,6 +298,7 @@ def test_the_resident_size_is_that_of_the_step_not_of_a_larger_one_before():
     assert residents[0] - residents[1] > 0.5 * (peaks[0] - peaks[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the largest resident size")
 def test_mapped_images_count_whole_in_the_resident_size_read_or_not(tmp_path):
     bench, size = tiny_bench(), 64 * 2**20

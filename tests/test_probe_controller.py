@@ -80,7 +80,7 @@ class Machine:
     data: dict[str, object] = field(default_factory=dict)
     saves: bool = False
     compiling_pays: bool = False
-    planning: float = 0.3
+    planning: float = 1.0
     recomputes: bool = False
     restarts: int = 0
     replays: bool = False
@@ -304,7 +304,7 @@ def controller_of(machine, job, counts, **told):
     return Controller(visitor, counts, report=ignored, **times, **told)
 
 
-@pytest.mark.parametrize("drift", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("drift", [0.02, pytest.param(0.1, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize("sample_seconds", [0.00005, 0.0005, 0.005])
 def test_the_budget_is_kept_and_used(drift, sample_seconds):
     profile = measured_on(Machine(drift=drift, sample_seconds=sample_seconds), probe=LONG_VISITS)
@@ -313,7 +313,7 @@ def test_the_budget_is_kept_and_used(drift, sample_seconds):
         assert profile.probe_seconds >= 30 * 0.8
 
 
-@pytest.mark.parametrize("seed", [0, 2, 13])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 13))])
 def test_no_batch_far_above_scattered_visits_is_taken_for_one_that_the_budget_affords(seed):
     """A line through a few of them may be nearly flat: 5,000 images seemed to take what 64 took."""
     machine = Machine(drift=0.3, sample_seconds=0.005, random=random.Random(seed))
@@ -615,11 +615,18 @@ def measured_in_little_time(machine):
     )
 
 
+def test_the_machine_is_asked_once_for_its_cores_however_many_plans_a_probe_makes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(visiting, "usable_cores", lambda: asked.append(1) or 4)
+    assert measured_in_little_time(Machine()).cluster.cores == 4
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(("batch", "visits"), [(8, 1), (16, 2), (2, 3)])
 def test_stray_visits_are_outvoted_though_the_budget_is_spent(batch, visits, monkeypatch):
     def probed():
         return measured_in_little_time(
-            SlowStretch(latency=0.02, slow_batch=batch, slow_visits=visits)
+            SlowStretch(latency=0.02, slow_batch=batch, slow_visits=visits, planning=0.3)
         )
 
     with monkeypatch.context() as without:
@@ -666,6 +673,7 @@ def test_optimizers_are_timed_where_the_plan_is_to_choose_one():
 def taught(machine, **changes):
     """A profile with trials of SGD and Muon; others' seconds are the machine's own."""
     open_ = {"optimizer": "auto", "learning_rate": "auto", "resolutions": (32,), "epochs": 20}
+    open_["probe"] = LONG_VISITS
     return measured_on(machine, **(open_ | changes))
 
 
@@ -689,7 +697,7 @@ def test_trials_take_their_time_beyond_the_budget_and_no_more(learning, known):
     assert profile.probe_seconds - spent <= 30 * 1.1
 
 
-@pytest.mark.parametrize("epochs", [100, 1000])
+@pytest.mark.parametrize("epochs", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_trials_to_a_target_take_a_share_of_the_epochs_that_it_is_likely_to_take(epochs):
     machine = Machine(drift=0.02, sample_seconds=0.002)
     profile = taught(machine, learning=0.1, goal={"accuracy": 0.6}, epochs=epochs)
@@ -777,7 +785,12 @@ def commanded(machine):
 
 
 @pytest.mark.parametrize(
-    "stated", [{}, {"sample_seconds": 1e-6, "step_seconds": 0.0}, {"sample_seconds": 0.01}]
+    "stated",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"sample_seconds": 1e-6, "step_seconds": 0.0},
+        pytest.param({"sample_seconds": 0.01}, marks=pytest.mark.slow),
+    ],
 )
 def test_trials_of_a_virtual_cluster_take_real_time_whatever_is_simulated(stated):
     machine = Machine(drift=0.02, sample_seconds=0.0005)
@@ -832,10 +845,11 @@ def test_what_is_known_is_kept_before_each_trial(known):
     assert "was stopped during its trials" in told.why
 
 
+@pytest.mark.slow
 def test_a_probe_to_a_target_that_was_stopped_during_trials_measures_as_long_in_the_end():
     asked = {"goal": {"accuracy": 0.5}, "epochs": 1000}
     asked["probe"] = ProbeSettings(budget="auto", steps=100)
-    kept, slow = [], {"drift": 0.1, "sample_seconds": 0.005, "latency": 0.0}
+    kept, slow = [], {"drift": 0.1, "sample_seconds": 0.005, "latency": 0.0, "planning": 0.3}
     whole = taught(Machine(**slow), learning=0.1, keep=kept.append, **asked)
 
     def resumed(begun):
@@ -1022,7 +1036,7 @@ def stages_of(profile):
     }
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
 @pytest.mark.parametrize(
     ("latency", "sample_seconds", "sides", "budget"),
     [(0.03, 0.005, (16, 32), 20), (0.06, 0.004, (24, 32), 30), (0.03, 0.0005, (16, 32), 20)],

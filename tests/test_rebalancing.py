@@ -7,7 +7,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.algorithms.balancer import balancer_of
@@ -24,9 +24,10 @@ from batchwright.algorithms.rebalancing import (
 from batchwright.planning.validation import idle_keys
 from batchwright.training.batches.batch_split import Sharing
 from batchwright.training.checkpoints.checkpoint_manager import RunState
+from example_counts import examples
 from samples import make_job, make_plan
 
-calmly = settings(max_examples=100)
+calmly = examples(100)
 speeds = st.lists(st.floats(0.05, 50), min_size=1, max_size=9)
 
 

@@ -259,6 +259,7 @@ def test_a_refused_name_is_answered_with_those_of_other_packages_too():
     assert "'auto', 'sgd', 'adamw', 'muon' or 'lion'" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_what_another_package_adds_cannot_stand_for_ours_and_must_be_a_member(tmp_path):
     (tmp_path / "other-1.dist-info").mkdir()
     (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(

@@ -330,7 +330,9 @@ def lose_tail(folder, kept, *lines):
     write_lines(folder, *lines)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 9])
+@pytest.mark.parametrize(
+    "count", [0, 9, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))]
+)
 @pytest.mark.parametrize("faults", [[], ["", "answered", "", "answered"], ["", "lost", "503"]])
 def test_lines_that_were_lost_and_written_anew_replace_those_that_were_sent(
     service, folder, told, count, faults
@@ -460,6 +462,7 @@ def test_a_run_that_somebody_deleted_is_not_brought_back_by_its_reporter(service
     assert service.store.runs.get(again.run).records == 8
 
 
+@pytest.mark.slow
 def test_what_has_been_sent_by_hand_need_not_be_sent_again(service, folder, told):
     with pytest.raises(FileError, match="never reported anywhere"):
         report_to_send(folder, None)

@@ -78,6 +78,7 @@ def test_a_plan_of_usual_length_is_drawn_as_it_is():
     assert "plan.json" not in drawn(long_plan(9))
 
 
+@pytest.mark.slow
 def test_of_a_long_plan_the_sums_and_ends_stay():
     whole = long_plan(5000, 3000, 500)
     cut = outlined(whole)
@@ -112,7 +113,7 @@ def test_what_was_chosen_and_the_frontier_are_among_the_candidates_that_are_draw
     assert {96, 8 + 2 * 777, 8, 8 + 2 * 3999} <= shown
 
 
-@pytest.mark.parametrize("rows", [2000, pytest.param(18_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [1000, pytest.param(18_000, marks=pytest.mark.slow)])
 def test_the_page_of_a_long_plan_is_no_longer_than_that_of_a_shorter_one(rows):
     usual, found = len(drawn(long_plan(MAXIMUM_ROWS, 48))), len(drawn(long_plan(rows, 3000, 900)))
     assert found < 2 * usual + 300_000

@@ -47,6 +47,7 @@ def test_nothing_else_is_left_in_the_folder(written):
     assert {path.name for path in written[0].parent.iterdir()} == {path.name for path in written}
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_has_the_figures_that_can_be_drawn(tmp_path):
     names = [path.name for path in write_figures(make_summary(epochs=()), tmp_path)]
     assert names == ["plan.png", "plan.figure.json", "epoch_seconds.png"]

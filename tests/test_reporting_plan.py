@@ -205,7 +205,9 @@ def test_a_chart_ends_where_the_curves_are_flat_and_holds_the_chosen_batch():
 # ------------------------------------------------------------------------------------- the figure
 
 
-@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
+@pytest.mark.parametrize(
+    "suffix", [*(pytest.param(s, marks=pytest.mark.slow) for s in (".png", ".pdf")), ".svg"]
+)
 def test_the_same_plan_gives_the_same_bytes_in_every_format(tmp_path, suffix):
     written = []
     for name in ("a", "b"):
@@ -218,16 +220,23 @@ def test_the_same_plan_gives_the_same_bytes_in_every_format(tmp_path, suffix):
     assert written[0][0].stat().st_size > 10_000
 
 
-def test_the_figure_is_a_png_that_says_nothing_of_its_maker(tmp_path):
-    path, _ = write_plan_figure(make_choice(), [make_measured()], tmp_path / "plan.png")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The figure of a usual plan, and its numbers."""
+    path = tmp_path_factory.mktemp("figure") / "plan.png"
+    return write_plan_figure(make_choice(), [make_measured()], path)
+
+
+def test_the_figure_is_a_png_that_says_nothing_of_its_maker(written):
+    path, _ = written
     with Image.open(path) as image:
         assert image.width >= 1800
         assert not {"Software", "Creation Time"} & set(image.text)
 
 
-def test_the_numbers_beside_the_figure_are_those_drawn(tmp_path):
+def test_the_numbers_beside_the_figure_are_those_drawn(written):
     plan, profile = make_choice(), make_measured()
-    _, numbers = write_plan_figure(plan, [profile], tmp_path / "plan.png")
+    _, numbers = written
     assert numbers.name == "plan.figure.json"
     held = json.loads(numbers.read_text())
     assert held == json.loads(json.dumps(plan_figure_data(plan, [profile])))
@@ -239,14 +248,23 @@ def test_the_numbers_beside_the_figure_are_those_drawn(tmp_path):
 @pytest.mark.parametrize(
     "plan",
     [
-        make_choice(price=None),
-        make_choice(workers=(2,), knees=()),
-        make_choice(workers=(1, 2, 4, 8, 16, 32, 64), chosen=(64, 512)),
-        make_choice(workers=(2,), considered=(make_candidate(2, 256),)),
-        make_choice(job=make_job(goal={"deadline": 900.0, "max_cost": 0.2, "price": 0.4})),
-        make_plan(),
+        pytest.param(make_choice(price=None), id="no price"),
+        pytest.param(make_choice(workers=(2,), knees=()), id="no knee", marks=pytest.mark.slow),
+        pytest.param(
+            make_choice(workers=(1, 2, 4, 8, 16, 32, 64), chosen=(64, 512)),
+            id="many",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            make_choice(workers=(2,), considered=(make_candidate(2, 256),)), id="one candidate"
+        ),
+        pytest.param(
+            make_choice(job=make_job(goal={"deadline": 900.0, "max_cost": 0.2, "price": 0.4})),
+            id="limits",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(make_plan(), id="digits", marks=pytest.mark.slow),
     ],
-    ids=["no price", "no knee", "many", "one candidate", "limits", "digits"],
 )
 def test_any_plan_with_candidates_has_a_figure_and_a_page(tmp_path, plan):
     for profiles in ([], [make_measured()]):

@@ -177,7 +177,7 @@ def test_a_plan_of_the_method_says_that_local_batches_are_where_it_starts():
 # --------------------------------------------------------------------------------------- the figure
 
 
-def test_the_figure_s_numbers_are_those_of_every_worker(tmp_path):
+def test_the_figure_s_numbers_are_those_of_every_worker(tmp_path, undrawn):
     summary = dynamic_summary(3)
     written = write_figures(run_of(*summary.epochs), tmp_path)
     assert tmp_path / "workers.png" in written
@@ -193,7 +193,7 @@ def drawn(summary, name="workers.png"):
     return dict(draw_run(summary))[name]
 
 
-def test_one_worker_has_no_figure_of_workers(tmp_path):
+def test_one_worker_has_no_figure_of_workers(tmp_path, undrawn):
     names = [path.name for path in write_figures(dynamic_summary(1), tmp_path)]
     assert "time.png" in names
     assert not [name for name in names if name.startswith("workers")]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.training.parameter_server.rounds import FEWEST, Rounds, segments
+from example_counts import examples
 from samples import make_job
 from servers import make_rule, make_server_plan
 
-calmly = settings(max_examples=80)  # nothing here is about time
+calmly = examples(80)  # nothing here is about time
 
 CONSISTENCIES = [("asp", None), ("bsp", None), ("ssp", 0), ("ssp", 1), ("ssp", 3)]
 

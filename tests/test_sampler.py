@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchwright.algorithms.partition import apportion
@@ -16,8 +16,9 @@ from batchwright.training.batches.sampler import (
     micro_batches,
     step_sizes,
 )
+from example_counts import examples
 
-calmly = settings(max_examples=60)  # nothing here is about time
+calmly = examples(60)  # nothing here is about time
 
 
 @st.composite

@@ -294,7 +294,7 @@ def test_the_figure_shows_the_points_and_of_several_rows_what_differs():
     assert draw_schedule(rate_schedule(make_hybrid_plan())).axes[2].get_title() == "Local batches"
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
+@pytest.mark.parametrize("kind", [pytest.param("png", marks=pytest.mark.slow), "svg"])
 def test_the_same_schedule_gives_the_same_figure(tmp_path, kind):
     schedule = rate_schedule(plan_of(scaling="gain"))
     once, again = (

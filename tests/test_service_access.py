@@ -16,7 +16,7 @@ from batchwright.service.access import check_form, cookie_name, csrf_of, need_pa
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
 from samples import make_plan
-from services import ADDRESS, step
+from services import ADDRESS, HandClock, serving_from, step
 
 SCOPES = ("read", "report", "submit", "admin")
 OPEN = {  # anybody may call these
@@ -65,16 +65,22 @@ def test_nothing_of_the_api_is_open_but_what_is_meant_to_be(service):
     assert found == OPEN
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One service for all scopes: its description takes a while, and is made once."""
+    yield from serving_from(tmp_path_factory.mktemp("shared"), HandClock())
+
+
 @pytest.mark.parametrize("scope", [None, *SCOPES])
-def test_every_route_of_the_api_answers_those_with_its_scope_and_no_others(service, scope):
+def test_every_route_of_the_api_answers_those_with_its_scope_and_no_others(shared, scope):
     asked = 0
-    for route in routes(service.app):
+    for route in routes(shared.app):
         if is_page(route):
             continue
         (needed,) = needs_of(route)
         path = route.path.format(**{name: str(uuid.uuid4()) for name in route.param_convertors})
         for method in route.methods:
-            status = service.request(method, scope, path).status_code
+            status = shared.request(method, scope, path).status_code
             asked += 1
             if not needed:
                 assert status == 200, path

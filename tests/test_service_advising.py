@@ -292,7 +292,7 @@ def test_a_plan_with_a_target_keeps_its_epochs_and_its_target():
 
 
 @pytest.mark.parametrize("target", [0.7, 0.75])
-@pytest.mark.parametrize("factor", [0.5, 3.0])
+@pytest.mark.parametrize("factor", [0.5, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_a_target_calls_for_no_other_batch_where_all_batches_are_slower_alike(target, factor):
     profile = profile_of(goal={"accuracy": target}, optimizer="auto", learning_rate="auto")
     profile = profile.model_copy(update={"trials": trials_of(truth())})

@@ -184,6 +184,7 @@ def test_a_plan_is_for_the_workers_that_are_here_however_many_a_job_allows(
     assert service.store.jobs.plan(queued.id).job.goal.max_workers == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_the_job_ends_no_agent(service, queued, hold, tmp_path):
     folder = tmp_path / "agent" / "jobs" / queued.id
     folder.mkdir(parents=True)
@@ -193,7 +194,12 @@ def test_a_damaged_file_of_the_job_ends_no_agent(service, queued, hold, tmp_path
 
 
 @pytest.mark.parametrize(
-    "change", [{"network": "os:system"}, {"data": "cifar10:/"}, {"weights": "/etc/passwd"}]
+    "change",
+    [
+        {"network": "os:system"},
+        pytest.param({"data": "cifar10:/"}, marks=pytest.mark.slow),
+        pytest.param({"weights": "/etc/passwd"}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_plan_that_another_agent_made_is_held_against_the_rules(service, hold, tmp_path, change):
     job = submit(remote(service, "submit"), JOB, name="a job", auto=False)
@@ -251,7 +257,7 @@ def test_a_probe_that_was_stopped_in_its_trials_is_gone_on_with(
     assert (folder / "logs" / "probe.log").exists() == trials_open
 
 
-@pytest.mark.parametrize("verb", ["probe", "plan", "train"])
+@pytest.mark.parametrize("verb", ["probe", pytest.param("plan", marks=pytest.mark.slow), "train"])
 def test_a_verb_that_fails_fails_the_job_with_its_line(service, queued, hold, tmp_path, verb):
     hold.write_text(f"fail {verb}")
     assert Here(service, tmp_path / "agent").work()
@@ -290,7 +296,7 @@ def test_a_machine_that_can_start_no_process_fails_no_job(
     assert "it is short of processes, files or memory: Resource temp" in found.waiting
 
 
-@pytest.mark.parametrize("name", ["lease", "artifacts"])
+@pytest.mark.parametrize("name", ["lease", pytest.param("artifacts", marks=pytest.mark.slow)])
 def test_a_machine_that_can_start_no_thread_gives_the_job_back(
     service, queued, hold, tmp_path, monkeypatch, name
 ):
@@ -316,7 +322,11 @@ def test_a_machine_that_can_start_no_thread_gives_the_job_back(
 
 
 @pytest.mark.parametrize(
-    "words", ["RuntimeError: can't start new thread", "fork: Resource temporarily unavailable"]
+    "words",
+    [
+        "RuntimeError: can't start new thread",
+        pytest.param("fork: Resource temporarily unavailable", marks=pytest.mark.slow),
+    ],
 )
 def test_a_verb_that_can_start_no_process_fails_no_job(service, queued, hold, tmp_path, words):
     hold.write_text(f"fail train: {words}")
@@ -336,6 +346,7 @@ def test_what_a_jobs_own_code_hears_of_a_lock_that_is_taken_is_its_own_failure(
     assert (state(service, queued).state, state(service, queued).error) == ("failed", said)
 
 
+@pytest.mark.slow
 def test_a_plan_for_gpus_is_left_to_an_agent_that_has_them(
     service, hold, made, tmp_path, monkeypatch
 ):
@@ -375,6 +386,7 @@ def test_a_job_for_more_gpus_than_are_here_is_left_to_another_agent(service, hol
     assert found.waiting == words
 
 
+@pytest.mark.slow
 def test_a_plan_for_cpus_is_trained_by_an_agent_with_fewer_gpus_than_workers(
     service, hold, tmp_path
 ):
@@ -396,7 +408,10 @@ def full(_text, path):
 CANNOT = f"cannot write a file: {os.strerror(errno.ENOSPC)}"
 
 
-@pytest.mark.parametrize(("verb", "then"), [("probe", "queued"), ("train", "planned")])
+@pytest.mark.parametrize(
+    ("verb", "then"),
+    [("probe", "queued"), pytest.param("train", "planned", marks=pytest.mark.slow)],
+)
 def test_a_disk_that_fills_up_in_a_verb_fails_no_job(service, queued, hold, tmp_path, verb, then):
     hold.write_text(f"fail {verb}: {CANNOT}")
     here = Here(service, tmp_path / "one")
@@ -410,7 +425,7 @@ def test_a_disk_that_fills_up_in_a_verb_fails_no_job(service, queued, hold, tmp_
     assert (state(service, queued).state, state(service, queued).agent) == ("done", "two")
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("told", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_disk_that_fills_up_after_the_training_repeats_none(
     service, queued, hold, tmp_path, monkeypatch, told
 ):
@@ -461,6 +476,7 @@ def test_of_a_long_error_the_end_is_told_which_says_what_to_try(
     assert re.search("x ... y+: give epochs=3$", found.error or found.waiting)
 
 
+@pytest.mark.slow
 def test_an_end_is_reported_though_the_disk_is_full_by_then(
     service, queued, hold, tmp_path, monkeypatch
 ):
@@ -471,7 +487,7 @@ def test_an_end_is_reported_though_the_disk_is_full_by_then(
     assert (found.state, service.store.runs.get(found.run).state) == ("done", "finished")
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_whose_report_is_missing_or_damaged_is_reported_at_the_end(
     service, queued, hold, tmp_path, monkeypatch, damaged
 ):
@@ -624,6 +640,7 @@ def test_a_service_that_is_away_at_the_end_hears_of_it_later(service, queued, ho
     assert service.store.runs.get(found.run).records == 21
 
 
+@pytest.mark.slow
 def test_a_page_of_a_proxy_whose_service_is_away_fails_no_job(service, queued, hold, tmp_path):
     here = Here(service, tmp_path / "agent")
     hold.write_text("report")
@@ -660,6 +677,7 @@ def test_another_programs_answer_ends_only_an_agent_that_was_never_introduced(
     assert told[-1] == f"{refused.value}; trying again"
 
 
+@pytest.mark.slow
 def test_advice_that_was_taken_while_the_service_was_away_is_told_at_the_end(
     service, queued, hold, tmp_path
 ):
@@ -679,6 +697,7 @@ def test_advice_that_was_taken_while_the_service_was_away_is_told_at_the_end(
     assert [one.taken for one in service.store.advice.list(run)] == [4]
 
 
+@pytest.mark.slow
 def test_two_batch_sizes_are_measured_side_by_side_before_training(
     service, hold, tmp_path, made, monkeypatch
 ):
@@ -724,6 +743,7 @@ def test_an_agent_that_was_cut_off_goes_on_with_its_training(
     assert (found.state, found.agent, found.attempts) == ("done", "one", 1)
 
 
+@pytest.mark.slow
 def test_the_service_hears_how_far_the_newest_checkpoint_is(service, queued, hold, tmp_path):
     hold.write_text("train")
     thread = Here(service, tmp_path / "agent").begin()
@@ -788,6 +808,7 @@ def approved(service, folder):
     return job
 
 
+@pytest.mark.slow
 def test_a_job_that_names_what_this_agent_has_not_is_given_back_and_does_not_come_again(
     service, hold, tmp_path
 ):
@@ -864,6 +885,7 @@ def test_an_agent_follows_no_plan_that_its_profile_does_not_lead_to(service, hol
     assert not (tmp_path / "one" / "jobs" / job.id / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_that_another_version_made_is_followed_if_the_choice_is_the_same(
     service, hold, tmp_path
 ):
@@ -883,6 +905,7 @@ def test_a_plan_that_another_version_made_is_followed_if_the_choice_is_the_same(
     assert state(service, job).state == "done", state(service, job).error
 
 
+@pytest.mark.slow
 def test_an_agent_measures_nothing_for_a_profile_of_another_job(service, hold, tmp_path):
     job = approved(service, tmp_path / "one")
     text = make_profile(job=make_job(epochs=1_000_000)).model_dump_json()
@@ -899,8 +922,16 @@ def test_an_agent_measures_nothing_for_a_profile_of_another_job(service, hold, t
             Limits(workers=1),
             "the plan is for 2 workers, and this agent takes a maximum of 1 (--max",
         ),
-        (Limits(hours=1e-9), "it took longer than 1e-09 h, this agent's maximum (--max-hours)"),
-        (Limits(disk=1e-9), "its folder grew beyond 1e-09 GiB, this agent's maximum (--max-disk)"),
+        pytest.param(
+            Limits(hours=1e-9),
+            "it took longer than 1e-09 h, this agent's maximum (--max-hours)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Limits(disk=1e-9),
+            "its folder grew beyond 1e-09 GiB, this agent's maximum (--max-disk)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_job_that_takes_more_than_its_agent_allows_is_given_back(
@@ -949,6 +980,7 @@ def test_a_machine_tells_what_it_offers():
 # --------------------------------------------------------------------------------- one of its kind
 
 
+@pytest.mark.slow
 def test_folders_of_former_jobs_are_removed_once_they_were_too_old_twice(
     service, queued, hold, tmp_path, monkeypatch
 ):
@@ -1044,6 +1076,7 @@ def test_a_second_agent_with_a_name_that_is_taken_ends_in_a_line(service, tmp_pa
         Here(service, tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_an_agent_whose_folder_another_process_has_taken_ends(service, queued, hold, tmp_path):
     """As on a disk that cannot lock: else they would take the job from each other."""
     first = Here(service, tmp_path / "agent")

@@ -503,6 +503,7 @@ def test_a_body_in_very_small_pieces_is_refused(pieces):
 @pytest.mark.parametrize("sent", [0, 60, 100])
 def test_a_connection_is_used_again_only_after_a_whole_body(shared, sent, monkeypatch):
     """What comes next on it would be taken for the rest of the body, and never be answered."""
+    monkeypatch.setattr(unread, "REST_SECONDS", SECONDS if sent == 100 else 0.05)
     monkeypatch.setattr(unread, "LINGER_SECONDS", 0.1)
     job = "00000000-0000-4000-8000-000000000000"
     told = {"host": "127.0.0.1"} | shared.headers("report")

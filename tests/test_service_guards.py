@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
@@ -26,6 +26,7 @@ from batchwright.service.problems import Refused
 from batchwright.service.reading import check_json
 from batchwright.service.settings import Limits
 from batchwright.service.store.lines import MAX_BYTES
+from example_counts import examples
 from samples import make_plan, make_summary
 from services import ADDRESS, HandClock, app_over, serving_from, step
 
@@ -207,7 +208,7 @@ def test_a_batch_must_say_that_it_is_json(shared, kind):
 PLAIN = st.none() | st.booleans() | st.integers() | st.text("[]{}\\\"'\x01a\u00e9\U0001f600")
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text('[{"\\'), inner)),
     st.booleans(),

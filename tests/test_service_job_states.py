@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.service.job_states import (
@@ -20,6 +20,7 @@ from batchwright.service.job_states import (
     settled,
 )
 from batchwright.service.problems import Conflict
+from example_counts import examples
 
 QUEUED = Standing()
 
@@ -309,7 +310,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(auto=st.booleans(), events=st.lists(EVENTS, max_size=40))
 def test_in_any_order_of_events_no_two_agents_count_and_no_training_is_taken_too_early(
     auto, events

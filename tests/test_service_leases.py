@@ -338,6 +338,7 @@ def test_a_service_that_starts_again_leaves_each_agent_a_whole_lease(sqlite, clo
     again.close()
 
 
+@pytest.mark.slow
 def test_services_that_share_a_database_hear_of_each_others_agents(sqlite, clocks, tmp_path):
     job = submit(sqlite)
     lease = sqlite.jobs.lease("one")

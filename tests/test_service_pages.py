@@ -280,6 +280,7 @@ def test_the_plan_of_a_run_is_there_and_folded(service):
     assert "What was decided" in page.source
 
 
+@pytest.mark.slow
 def test_a_run_whose_plan_has_thousands_of_stages_is_drawn_in_part(service):
     (stage,) = make_plan().stages
     rows = tuple(
@@ -349,6 +350,7 @@ def test_a_run_with_a_parameter_server_has_its_rounds(service):
     assert "No round has ended yet" in browse(service.sign_in(), f"/runs/{run}").source
 
 
+@pytest.mark.slow
 def test_of_very_many_records_few_are_drawn(service):
     run = service.a_run(plan=make_plan())
     for start in range(0, 3000, 1000):

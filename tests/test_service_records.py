@@ -410,15 +410,15 @@ def test_what_is_no_batch_is_refused(body):
 
 
 def test_a_batch_is_refused_at_its_first_mistake_however_many_it_has():
-    records = [{"kind": "note", "text": "a"} | {f"{i:x}": 0 for i in range(100_000)}]
-    with pytest.raises(Refused, match="record 0: 100,002 keys, where 8,000 are taken"):
+    records = [{"kind": "note", "text": "a"} | {f"{i:x}": 0 for i in range(20_000)}]
+    with pytest.raises(Refused, match="record 0: 20,002 keys, where 8,000 are taken"):
         read_batch(to_json({"first": 0, "records": records}), make_data)
     with pytest.raises(Refused, match="k0 is unknown"):
-        read_batch(to_json({"records": []} | {f"k{i}": 0 for i in range(100_000)}), make_data)
-    records = [{"kind": "epoch", "epochs": 3, "record": {f"{i:x}": 0 for i in range(50_000)}}]
-    with pytest.raises(Refused, match=r"record 0: 50,0\d\d keys are wrong"):
+        read_batch(to_json({"records": []} | {f"k{i}": 0 for i in range(20_000)}), make_data)
+    records = [{"kind": "epoch", "epochs": 3, "record": {f"{i:x}": 0 for i in range(10_000)}}]
+    with pytest.raises(Refused, match=r"record 0: 10,0\d\d keys are wrong"):
         read_batch(to_json({"first": 0, "records": records}), make_data)
-    records = [step(0) | {"workers": [{}] * 100}] * 1000
+    records = [step(0) | {"workers": [{}] * 100}] * 200
     with pytest.raises(Refused, match=r"record 0: step\.workers\.0\.local_batch_size is missing"):
         read_batch(to_json({"first": 0, "records": records}), make_data)
 

@@ -175,7 +175,13 @@ def test_no_request_waits_for_routes_to_be_built(tmp_path, monkeypatch):
     assert built == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_that_comes_before_the_server_has_begun_ends_it(tmp_path, monkeypatch, number):
     begun = []
     monkeypatch.setattr(
@@ -225,6 +231,7 @@ def test_who_connects_and_does_not_ask_is_sent_away(monkeypatch):
             assert [one.recv(1000) for one in (half, asking)] == [b"", b""]
 
 
+@pytest.mark.slow
 def test_who_does_not_take_an_answer_is_sent_away(monkeypatch):
     """Else a few such hold all places of files that come and go, and a thousand all connections."""
     monkeypatch.setattr(process, "TAKE_SECONDS", 0.5)

@@ -121,6 +121,7 @@ def test_a_log_is_there_while_it_is_written_and_after_a_failure(kept, waiting, h
     assert log == "plan begins\nerror: plan cannot be done here\n"
 
 
+@pytest.mark.slow
 def test_the_log_of_a_failure_comes_once_the_service_is_back(
     kept, waiting, hold, tmp_path, monkeypatch
 ):
@@ -151,6 +152,7 @@ def test_of_a_long_log_the_end_is_sent_from_a_whole_line_on(tmp_path):
     assert artifacts._end_of(log, 20) == b"[the first 86 bytes are left out]\n" + b"|" * 20
 
 
+@pytest.mark.slow
 def test_a_service_with_too_little_room_is_told_of_once_and_holds_nothing_up(
     service, kept, hold, tmp_path
 ):
@@ -325,6 +327,7 @@ def test_the_service_is_asked_for_room_only_where_it_may_have_too_little(
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_an_upload_that_another_one_overtook_is_told_of_and_sent_again(
     kept, waiting, brings, tmp_path, monkeypatch
 ):
@@ -456,7 +459,7 @@ def test_logs_of_a_probe_are_there_though_the_lease_ends_with_the_plan(
 # ---------------------------------------------------------------------------------------- gone on
 
 
-@pytest.mark.parametrize("version", ["this", "another"])
+@pytest.mark.parametrize("version", [pytest.param("this", marks=pytest.mark.slow), "another"])
 def test_another_agent_goes_on_from_the_checkpoint(kept, waiting, hold, tmp_path, clock, version):
     _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
     two = Here(kept, tmp_path / "two", name="two")
@@ -588,6 +591,7 @@ def test_a_checkpoint_that_has_gone_is_told_of_and_training_begins_anew(
     assert state(kept, waiting).state == "done"
 
 
+@pytest.mark.slow
 def test_a_download_is_broken_off_once_the_agent_is_to_stop(
     kept, waiting, hold, tmp_path, clock, monkeypatch
 ):

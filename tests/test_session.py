@@ -1594,7 +1594,13 @@ def run_in_pieces(folder, pieces, plan):
 
 
 @pytest.mark.parametrize(
-    "pieces", [(3,), (1,), (5,), (7,), (2, 4, 3), (5, 5, 1)], ids=lambda pieces: str(pieces)
+    "pieces",
+    [
+        (3,),
+        (2, 4, 3),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ((1,), (5,), (7,), (5, 5, 1))),
+    ],
+    ids=lambda pieces: str(pieces),
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, pieces, capsys):
     """Stopped inside an epoch, at its very end, and several times in a row."""

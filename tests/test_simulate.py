@@ -126,7 +126,7 @@ def largest_normal(workers: int) -> float:
     return float(np.trapezoid(1 - below, at) + at[0]) if workers else 0.0
 
 
-@pytest.mark.parametrize("workers", [2, 16, 256])
+@pytest.mark.parametrize("workers", [2, 16, pytest.param(256, marks=pytest.mark.slow)])
 def test_a_step_lasts_as_long_as_the_slowest_of_exponential_times(workers):
     found = simulate_steps(
         make_row(workers, 0.5), np.ones(workers), 20_000, generator(), scatter=exponential
@@ -136,14 +136,14 @@ def test_a_step_lasts_as_long_as_the_slowest_of_exponential_times(workers):
     assert found.computing.mean() == pytest.approx(0.5, rel=WITHIN)
 
 
-@pytest.mark.parametrize("workers", [2, 16, 256])
+@pytest.mark.parametrize("workers", [2, 16, pytest.param(256, marks=pytest.mark.slow)])
 def test_a_step_lasts_as_long_as_the_slowest_of_normal_times(workers):
     found = simulate_steps(make_row(workers), np.ones(workers), 20_000, generator(), scatter=normal)
     expected = 1 + 0.1 * largest_normal(workers)
     assert found.slowest.mean() == pytest.approx(expected, rel=WITHIN)
 
 
-@pytest.mark.parametrize("restart", [0.0, 60.0])
+@pytest.mark.parametrize("restart", [pytest.param(0.0, marks=pytest.mark.slow), 60.0])
 def test_failures_waste_what_daly_says_at_the_best_interval(restart):
     cost, mean, work = 20.0, 4000.0, 4_000_000.0
     best = daly_interval(cost, mean)
@@ -167,6 +167,7 @@ def test_the_best_interval_is_where_the_expected_time_is_least():
     assert expected_seconds(1.0, 1e6, 1.0, 1.0, 1.0) == inf
 
 
+@pytest.mark.slow
 def test_models_queue_at_the_servers_link_as_pollaczek_and_khinchine_say():
     """M/D/1: many workers with exponential rounds push at random, and each push takes the same."""
     workers, service, load = 2000, 0.001, 0.5
@@ -306,6 +307,7 @@ def test_steps_end_sooner_than_a_straggler_that_is_one_for_a_moment():
     assert found.slowest.mean() == pytest.approx(1 / (0.99 + 0.01 / 1000), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_straggler_stays_one_for_the_seconds_that_are_stated_whatever_steps_exchange():
     (row,) = ImaginedCluster(make_plan(), Scenario(), 1).rows()
     alone = float(row.sample_seconds[0] * row.batches[0] + row.step_seconds[0])

@@ -114,6 +114,13 @@ KINDS = (
     *("plain", "growing", "dynamic-batch", "asp", "bsp", "ssp"),
     *("dynamic-batch scaled", "asp scaled"),
 )
+RARER = ("growing", "ssp", "dynamic-batch scaled", "plain scaled", "published")
+
+
+def quick_but(kinds, rarer=RARER):
+    """The kinds for a parameter: those in ``rarer`` are trained by slow tests alone."""
+    marks = pytest.mark.slow
+    return [pytest.param(kind, marks=marks) if kind in rarer else kind for kind in kinds]
 
 
 # -------------------------------------------------------------------------- as real workers would
@@ -190,7 +197,7 @@ def test_two_workers_under_bsp_learn_what_two_processes_and_a_server_do_bit_for_
         assert one.update_factor == two.update_factor
 
 
-@pytest.mark.parametrize("consistency", ["bsp", None])
+@pytest.mark.parametrize("consistency", [pytest.param("bsp", marks=pytest.mark.slow), None])
 def test_one_worker_learns_what_a_plain_loop_does_bit_for_bit(tmp_path, consistency, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")  # one thread
     alone = make_virtual_plan((8,))
@@ -326,7 +333,9 @@ def test_where_not_even_the_smallest_micro_batch_fits_it_says_so(tmp_path):
 # ------------------------------------------------------------------------------- data of one's own
 
 
-@pytest.mark.parametrize("take", [train_virtually, train_by_loop])
+@pytest.mark.parametrize(
+    "take", [train_virtually, pytest.param(train_by_loop, marks=pytest.mark.slow)]
+)
 def test_a_users_images_are_trained_and_scored_at_the_plans_resolutions(
     tmp_path, monkeypatch, take
 ):
@@ -363,7 +372,7 @@ def whole_run(tmp_path_factory):
     return functools.cache(lambda kind: train(plan_of(kind), tmp_path_factory.mktemp("whole")))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick_but(KINDS))
 def test_the_same_job_gives_the_same_weights_and_records(tmp_path, kind, whole_run):
     (one, first), (two, second) = whole_run(kind), train(plan_of(kind), tmp_path / "run")
     assert same(first, second)
@@ -371,8 +380,8 @@ def test_the_same_job_gives_the_same_weights_and_records(tmp_path, kind, whole_r
     assert one.simulated
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "plain scaled", "published"])
-@pytest.mark.parametrize("part", [0.3, 0.7])
+@pytest.mark.parametrize("kind", quick_but([*KINDS, "plain scaled", "published"]))
+@pytest.mark.parametrize("part", [0.3, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, part, whole_run):
     whole, weights = whole_run(kind)
     deadline = part * sum(record.training_seconds for record in whole.epochs)
@@ -386,7 +395,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, par
     assert pieces.resumed == 1
 
 
-@pytest.mark.parametrize("part", [0.3, 0.5])
+@pytest.mark.parametrize("part", [0.3, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_shares_that_are_to_change_do_so_at_their_step_after_a_stop(tmp_path, monkeypatch, part):
     """Loader processes fetch batches ahead, so that new shares hold from a later step on."""
     asked = EpochSteps.ahead
@@ -413,6 +422,7 @@ def test_shares_that_are_to_change_do_so_at_their_step_after_a_stop(tmp_path, mo
     assert same(weights, again)
 
 
+@pytest.mark.slow
 def test_the_scale_of_each_workers_losses_goes_on_after_a_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(loss_scaling, "FIRST", 2.0**24)  # steps are left out until it is lower
 
@@ -429,7 +439,7 @@ def test_the_scale_of_each_workers_losses_goes_on_after_a_stop(tmp_path, monkeyp
     assert same(weights, again)
 
 
-@pytest.mark.parametrize("kind", ["plain", "plain scaled"])
+@pytest.mark.parametrize("kind", quick_but(["plain", "plain scaled"]))
 def test_a_run_that_is_killed_within_an_epoch_goes_on_from_its_last_step(kind, tmp_path, whole_run):
     plan, task, calls = plan_of(kind, checkpoint_steps=5), make_task(), []
     parts = 3 if "scaled" in kind else 1  # micro-batches of each of the three workers
@@ -449,7 +459,7 @@ def test_a_run_that_is_killed_within_an_epoch_goes_on_from_its_last_step(kind, t
     assert told(summary) == told(whole_run(kind)[0])
 
 
-@pytest.mark.parametrize("kind", ["plain", "dynamic-batch", "asp"])
+@pytest.mark.parametrize("kind", quick_but(["plain", "dynamic-batch", "asp"], ["dynamic-batch"]))
 def test_a_run_that_is_killed_behind_its_best_goes_on_from_there(
     kind, tmp_path, whole_run, monkeypatch
 ):
@@ -488,7 +498,7 @@ def test_shares_go_on_following_after_a_stop(tmp_path):
     assert sizes[2] < sizes[0]
 
 
-@pytest.mark.parametrize("kind", ["plain", "asp"])
+@pytest.mark.parametrize("kind", quick_but(["plain", "asp"], ["asp"]))
 def test_a_stop_signal_leaves_a_checkpoint(tmp_path, kind, monkeypatch, whole_run):
     plan, calls = plan_of(kind), []
 
@@ -745,7 +755,9 @@ def test_a_plan_without_times_is_refused(tmp_path):
         train(plan, tmp_path / "run")
 
 
-@pytest.mark.parametrize("kind", ["plain", "dynamic-batch", "asp", "bsp"])
+@pytest.mark.parametrize(
+    "kind", quick_but(["plain", "dynamic-batch", "asp", "bsp"], ["dynamic-batch", "bsp"])
+)
 def test_training_ends_where_the_target_is_reached_and_stays_ended(kind, tmp_path):
     plan = plan_of(kind, epochs=4, evaluate_epochs=2, goal={"accuracy": 0.01})
     summary, weights = train(plan, tmp_path)
@@ -777,7 +789,9 @@ def test_a_deadline_is_not_missed_where_the_target_was_reached_before_it(tmp_pat
     assert same(weights, same_weights)
 
 
-@pytest.mark.parametrize("kind", ["plain", "dynamic-batch", "asp", "bsp"])
+@pytest.mark.parametrize(
+    "kind", quick_but(["plain", "dynamic-batch", "asp", "bsp"], ["dynamic-batch", "bsp"])
+)
 def test_training_ends_by_patience_and_stays_ended(kind, tmp_path):
     plan = plan_of(kind, epochs=8, goal={"patience": 1})
     summary, weights = train(plan, tmp_path)
@@ -787,7 +801,7 @@ def test_training_ends_by_patience_and_stays_ended(kind, tmp_path):
     stays_ended(plan, tmp_path, summary, weights)
 
 
-@pytest.mark.parametrize("kind", ["plain", "asp"])
+@pytest.mark.parametrize("kind", quick_but(["plain", "asp"], ["plain"]))
 def test_checkpoints_of_some_epochs_stay(kind, tmp_path):
     train(plan_of(kind, epochs=4, checkpoint_epochs=2), tmp_path)
     kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("epoch-*"))

@@ -179,6 +179,7 @@ def test_cells_that_differ_in_planning_keys_share_a_probe(place, monkeypatch):
     assert len(probed) == 3, "one that was stopped in its trials is gone on with"
 
 
+@pytest.mark.slow
 def test_the_number_format_is_compared_once_at_the_largest_of_the_given_batches(place, monkeypatch):
     asked = []
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import JobError
 from batchwright.workflows.sweep.slots import Machine, Slots, read_at_once
+from example_counts import examples
 
 FOUR_GPUS = Machine(16, ("0", "1", "2", "3"))
 
@@ -74,7 +75,7 @@ def test_more_processes_than_cores_are_refused():
     assert (read_at_once("auto"), read_at_once("2"), read_at_once(2)) == ("auto", 2, 2)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     cores=st.integers(1, 16),
     gpus=st.integers(0, 4),

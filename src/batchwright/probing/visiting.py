@@ -97,6 +97,7 @@ class Visitor:
         self._too_little_shared = False  # whether the last command ended for want of shared memory
         self._watch, self._watched = watch, 0
         self._shares: list[float] = []  # of ours, in stretches beside others
+        self._cores = usable_cores()  # a plan between visits asks for them each time
         self._places = [one.with_kind(job.probe.kind) for one in places]
         self._by_worker: dict[int, WorkerMeans] = {}  # by number of the visit
 
@@ -463,7 +464,7 @@ class Visitor:
             device_name=prepared.device_name,
             kind=common_kind(self._places, self.job.probe.kind),
             workers=self._workers,
-            cores=usable_cores(),
+            cores=self._cores,
             threads=prepared.threads,
             memory_bytes=prepared.memory_bytes,
             python=platform.python_version(),
