@@ -356,12 +356,13 @@ class SharedMachine(Machine):
         return Reading(at, 2, 1.2 * at + others, 0.8 * at - others, 0.0, 1.2 * at, 0.0)
 
 
-def measured_on(machine, budget=20.0):
+def measured_on(machine, budget=20.0, **keys):
     job = make_job(
         workers="auto",
         precision="float32",
         resolutions=(32,),
         probe=ProbeSettings(budget=budget, learning=0),
+        **keys,
     )
     watch = LoadWatch(machine.read, lambda: machine.seconds - 100)
     visitor = Visitor(job, machine, 1, lambda what: None, watch)
@@ -397,7 +398,14 @@ def test_work_that_goes_on_is_measured_and_told_within_the_budget():
     for one in profile.steps:
         beside = 2 * (0.004 + 0.0005 * one.local_batch_size)
         assert one.step_seconds == pytest.approx(beside, rel=0.15)
+    assert all(one.share == pytest.approx(1.2 / 2) for one in profile.steps)
     assert "other programs used" in load_words(profile.load)
+
+
+def test_the_share_of_the_cores_says_nothing_of_steps_on_a_gpu():
+    machine = SharedMachine(drift=0.02, others_from=0.0, others_until=1e6)
+    profile = measured_on(machine, device="cuda")
+    assert {one.share for one in profile.steps} == {None}
 
 
 def test_alone_nothing_is_told_and_nobody_waits():

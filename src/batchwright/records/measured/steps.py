@@ -61,8 +61,8 @@ class StepTime(Record):
     share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
         description="Mean share of the cores in use that our processes had in these visits, where "
-        "other programs ran beside all of them. Null where some visits were undisturbed: then "
-        "only those count; and in older profiles.",
+        "other programs ran beside all of them. Null where some visits were undisturbed (then "
+        "only those count), on GPUs, and in older profiles.",
     )
     beside_seconds: Positive | None = Field(
         None,
