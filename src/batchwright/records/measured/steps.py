@@ -75,6 +75,14 @@ class StepTime(Record):
         "within the step or, in older profiles, were in memory.",
     )
 
+    def scaled(self, ratio: float) -> StepTime:
+        """This point with whole steps that take ``ratio`` times as long, its parts left as is."""
+        names = ("step_seconds", "step_low", "step_high")
+        times: dict[str, object] = {name: ratio * getattr(self, name) for name in names}
+        times["visits"] = tuple(ratio * visit for visit in self.visits)
+        times["beside_seconds"] = self.beside_seconds and ratio * self.beside_seconds
+        return self.model_copy(update=times)
+
 
 class PairTime(Record):
     """Step times of two groups of workers with unequal local batches, computing at the same time.
