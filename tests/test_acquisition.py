@@ -286,4 +286,8 @@ def test_visits_beside_other_programs_say_nothing_of_kinds_of_workers_either():
         visit(0.5)
     visitor.ledger.disturb(since, 0.5)
     assert [kind.kind for kind in quiet] == ["a", "b"]
-    assert visitor.kinds() == quiet
+    for kind, before in zip(visitor.kinds(), quiet, strict=True):
+        for step, then in zip(kind.steps, before.steps, strict=True):  # but how slow they were
+            assert step.beside_seconds == pytest.approx(5 * step.step_seconds)
+            assert step.model_copy(update={"beside_seconds": None}) == then
+        assert kind.model_copy(update={"steps": before.steps}) == before

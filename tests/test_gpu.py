@@ -797,6 +797,7 @@ def _free_memory_is_all_but_what_others_hold():
     "probing.measure.timing:now",
     "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
+    "probing.visiting:Visitor._step_time",
     "probing.replays:may_replay",
     "workload.host:resolve_device",
     "workload.task:build_network",

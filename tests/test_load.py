@@ -10,6 +10,7 @@ from math import sqrt
 
 import pytest
 
+from batchwright.errors import PlanError
 from batchwright.planning.measurements import machine
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
@@ -18,7 +19,7 @@ from batchwright.prediction.step_time import fit_step_time
 from batchwright.probing.commands import Point
 from batchwright.probing.course.controller import Controller
 from batchwright.probing.visiting import Visitor
-from batchwright.records import MachineLoad, ProbeSettings, StepLoading
+from batchwright.records import Goal, MachineLoad, ProbeSettings, StepLoading
 from batchwright.records.text.load_text import BUSY_SHARE, busy_warning, load_words
 from batchwright.reporting.pages.page import profile_facts
 from batchwright.workload import load as load_module
@@ -291,6 +292,23 @@ def test_intervals_reach_what_a_worker_takes_with_the_least_share_of_its_cores_a
         assert "more than the intervals say" not in plan.reasons[0].why
 
 
+def test_the_reason_names_waits_and_a_deadline_asks_for_a_quiet_machine():
+    waited = [
+        one.model_copy(update={"beside_seconds": one.step_seconds + 0.3})
+        for one in make_profile().steps
+    ]
+    load = make_load(others=0.9, idle=0.1, least_share=0.5)
+    assert "the longest wait" not in make_plan(make_profile(load=load)).reasons[0].why
+    profile = make_profile(load=load, steps=tuple(waited))
+    plan = make_plan(profile)
+    assert "and for the longest wait of a step beside others" in plan.reasons[0].why
+    seconds = plan.stages[0].predicted_epoch_seconds.value * plan.epochs
+    job = profile.job.model_copy(update={"goal": Goal(deadline=2 * seconds)})
+    with pytest.raises(PlanError, match="or probe again while the machine is quiet") as refused:
+        make_plan(profile, job)
+    assert "probe.budget" not in str(refused.value)  # more visits beside others narrow nothing
+
+
 def test_a_scatter_that_others_explain_already_does_not_count_twice():
     points = [make_step(1, batch) for batch in (16, 32, 64)]
     scattered = [
@@ -356,12 +374,13 @@ class SharedMachine(Machine):
         return Reading(at, 2, 1.2 * at + others, 0.8 * at - others, 0.0, 1.2 * at, 0.0)
 
 
-def measured_on(machine, budget=20.0):
+def measured_on(machine, budget=20.0, **keys):
     job = make_job(
         workers="auto",
         precision="float32",
         resolutions=(32,),
         probe=ProbeSettings(budget=budget, learning=0),
+        **keys,
     )
     watch = LoadWatch(machine.read, lambda: machine.seconds - 100)
     visitor = Visitor(job, machine, 1, lambda what: None, watch)
@@ -397,7 +416,14 @@ def test_work_that_goes_on_is_measured_and_told_within_the_budget():
     for one in profile.steps:
         beside = 2 * (0.004 + 0.0005 * one.local_batch_size)
         assert one.step_seconds == pytest.approx(beside, rel=0.15)
+    assert all(one.share == pytest.approx(1.2 / 2) for one in profile.steps)
     assert "other programs used" in load_words(profile.load)
+
+
+def test_the_share_of_the_cores_says_nothing_of_steps_on_a_gpu():
+    machine = SharedMachine(drift=0.02, others_from=0.0, others_until=1e6)
+    profile = measured_on(machine, device="cuda")
+    assert {one.share for one in profile.steps} == {None}
 
 
 def test_alone_nothing_is_told_and_nobody_waits():

@@ -109,6 +109,9 @@ def test_visits_beside_other_programs_count_where_there_are_no_others():
     (merged,) = merge_profiles([make_profile(steps=(one,)) for one in (slow, quiet, slower)])
     (step,) = merged.steps
     assert (step.visits, step.share, step.beside_seconds) == (quiet.visits, None, 1.5)
+    (merged,) = merge_profiles([make_profile(steps=(one,)) for one in (slow, quiet)])
+    (step,) = merged.steps
+    assert (step.visits, step.beside_seconds) == (quiet.visits, 0.9)  # as of visits in a probe
     (merged,) = merge_profiles([make_profile(steps=(one,)) for one in (slow, slower)])
     (step,) = merged.steps
     assert (step.visits, step.share) == ((0.9,) * 4, pytest.approx(0.4))

@@ -15,6 +15,7 @@ from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.table import Table
 from batchwright.planning.methods import two_groups
+from batchwright.planning.methods.simulated import simulated
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.memory import fit_memory
@@ -824,6 +825,17 @@ def test_virtual_workers_take_the_time_of_the_fewest_that_were_measured():
     steps = (*(step_of(1, s, b) for s in SIDES for b in (16, 64, 256)), *slower)
     plan = virtual("dual-batch", profile_of(workers=2, counts=(1, 2), steps=steps))
     assert plan.stages[0].sample_seconds == pytest.approx(0.0005)
+
+
+def test_stated_times_were_disturbed_by_nobody():
+    disturbed = {"share": 0.5, "beside_seconds": 0.9}
+    steps = tuple(step_of(1, 32, batch).model_copy(update=disturbed) for batch in (16, 64))
+    profile, job = profile_of(steps=steps), Job(launch="virtual", workers=2, resolutions=(32,))
+    stated = job.model_copy(update={"virtual": Virtual(step_seconds=0.01)})
+    for one in simulated(profile, stated, slowest=False).steps:
+        assert (one.share, one.beside_seconds) == (None, None)
+    for one in simulated(profile, job, slowest=False).steps:
+        assert (one.share, one.beside_seconds) == (0.5, pytest.approx(0.9, rel=0.1))
 
 
 def test_stated_times_take_the_place_of_measured_ones():

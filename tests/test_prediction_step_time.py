@@ -556,6 +556,18 @@ def test_intervals_beside_others_reach_as_far_as_a_step_waited_for_its_threads()
     assert ratios[0] > 3 * ratios[1]
 
 
+def test_steps_of_quicker_or_slower_workers_wait_as_much_beside_others():
+    usual = [beside(batch, None, 1, 1) for batch in BATCHES]
+    usual[1] = usual[1].model_copy(update={"beside_seconds": 0.5})
+    for ratio in (0.25, 4.0):
+        steps = [point.scaled(ratio) for point in usual]
+        one, other = (fit_step_time(told, least_share=0.5) for told in (usual, steps))
+        for batch in BATCHES:
+            here, there = one.predict(1, 32, batch), other.predict(1, 32, batch)
+            assert there.value == pytest.approx(ratio * here.value)
+            assert there.high / there.value == pytest.approx(here.high / here.value)
+
+
 def test_two_points_that_contradict_each_other_still_make_a_curve_with_a_wide_interval():
     model = fit_step_time([point(32, 0.2), point(64, 0.05)])
     assert model.seconds(2, 32, 64) >= model.seconds(2, 32, 32) > 0

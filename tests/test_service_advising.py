@@ -154,6 +154,16 @@ def test_a_machine_that_is_as_it_was_leaves_the_profile_as_it_is():
         assert one.step_seconds == pytest.approx(other.step_seconds, rel=0.03)
 
 
+def test_what_was_slow_beside_others_is_brought_to_the_level_too():
+    slow = [
+        one.model_copy(update={"beside_seconds": 3 * one.step_seconds}) for one in PROFILE.steps
+    ]
+    profile = PROFILE.model_copy(update={"steps": tuple(slow)})
+    times = drift_of(PLAN, lines(PLAN, 4, computing=2.0)).times
+    for one in at_level_of(times, profile, PLAN, PLAN.stages[0]).profile.steps:
+        assert one.beside_seconds == pytest.approx(3 * one.step_seconds)
+
+
 def test_one_worker_has_no_exchange_to_wait_for():
     profile = profile_of()
     plan = make_plan(profile, profile.job.model_copy(update={"workers": 1}))

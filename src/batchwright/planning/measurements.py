@@ -59,9 +59,10 @@ def _widened(profile: Profile) -> str:
     share = least_share(profile)
     if share == 1:
         return ", and more than the intervals say"
+    waited = any(point.beside_seconds for point in profile.steps)
     return (
         f". The intervals of times allow for any share of the cores from {percent(share, 0)} to "
-        "all of them"
+        f"all of them{', and for the longest wait of a step beside others' * waited}"
     )
 
 

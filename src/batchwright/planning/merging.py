@@ -235,9 +235,10 @@ def _pooled(
 
 
 def _step(points: Sequence[StepTime]) -> StepTime:
-    slowest = max(p.beside_seconds or 0.0 for p in points) or None
     # As in a probe, visits beside other programs count only where there are no others.
-    points = [p for p in points if p.share is None] or points
+    given, points = points, [p for p in points if p.share is None] or points
+    left_out = [v for p in given if p not in points for v in p.visits or (p.step_seconds,)]
+    left_out += [p.beside_seconds for p in given if p.beside_seconds is not None]
     shares = [p.share for p in points if p.share is not None]
     visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
     middle = median(visits)
@@ -268,7 +269,7 @@ def _step(points: Sequence[StepTime]) -> StepTime:
                 _mean([step_share(p) for p in with_error], with_error) if with_error else None
             ),
             "share": _mean(shares, points) if shares else None,
-            "beside_seconds": slowest,
+            "beside_seconds": max(left_out, default=None),
             "loading": pooled_loading(loadings),
         }
     )

@@ -14,6 +14,7 @@ from batchwright.planning.candidates.objectives.comparisons import EQUAL, by_tim
 from batchwright.planning.candidates.progress import FAR, Progress, fewest_epochs
 from batchwright.planning.candidates.table import Miss, Row, Table
 from batchwright.planning.gradient_scaling import OF_NOISE
+from batchwright.prediction.drift import least_share
 from batchwright.records import Estimate, Goal, Job
 from batchwright.records.text.formatting import counted, duration, percent, shares_between
 
@@ -33,6 +34,7 @@ _ADVICE = {
     "epochs": "give more epochs, or a smaller batch",
 }
 _NARROWER = ", or measure more for a narrower interval (a larger probe.budget)"
+_QUIET = ", or probe again while the machine is quiet, for a narrower interval"
 MIN_CHANCE = 0.1
 """Least probability of reaching the target with which a training is not refused."""
 
@@ -263,7 +265,9 @@ def why_none(table: Table, rows: Sequence[Row]) -> str:
 
     most = fewest - 1 + bisect_left(range(fewest, nearest.epochs), True, key=too_long)
     fewer = f"give epochs={most}" + " or less" * (most > fewest)
-    names = {kind.name for kind, _ in nearest.cluster.members}
+    members = [kind for kind, _ in nearest.cluster.members]
+    busy = any(least_share(kind.profile) < 1 for kind in members)
+    names = {kind.name for kind in members}
     stated = any(kind.memory for kind in job.goal.kinds if kind.kind in names)
     memory = "the memory of goal.kinds" if stated else "goal.memory"
     advice = "; ".join(
@@ -273,7 +277,7 @@ def why_none(table: Table, rows: Sequence[Row]) -> str:
             memory=memory,
             fewer=", or fewer workers" if nearest.cluster.workers > 1 else "",
         )
-        + (_NARROWER if miss.unsure else "")
+        + ((_QUIET if busy else _NARROWER) if miss.unsure else "")
         + (f", or {fewer}" if miss.limit in kept else "")
         for miss in nearest.misses
     )

@@ -71,7 +71,7 @@ def point_errors(
         drifts: Drift by number of workers.
         doubtful: Disturbed points and quicker ones, from `contradictions`.
     """
-    most = max((_share(point) for point in points), default=1.0)
+    most = max(map(_share, points))
     errors = {
         key_of(point): hypot(
             point_error(point, drifts[point.workers].share), log(most / _share(point))

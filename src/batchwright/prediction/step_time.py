@@ -143,7 +143,7 @@ class StepTimeModel:
     _several_cores: bool  # whether cores share a step, see `drift.HANDING_OVER`
     # Least share of its cores that a worker gets beside other programs; 1 on a quiet machine.
     _least_share: float
-    # By number of workers: most seconds that a step took longer than by that share alone.
+    # By number of workers: longest wait of a step beside others, see `_longest_wait`.
     _waits: Mapping[int, float]
     _laws: dict[tuple[int, int], tuple[_Law, _Law]] = field(
         default_factory=dict, compare=False, repr=False
@@ -266,9 +266,10 @@ class StepTimeModel:
     ) -> float:
         """Relative standard deviation of a step by other programs that come and go.
 
-        Beside them a step takes longer than by its share of the cores: threads of a worker wait for
-        the one whose core is taken at nearly every operation, so a short step may take many times
-        as long. The most that any visit waited is taken for every step.
+        Beside them a step takes longer than its share of the cores explains: at nearly every
+        operation the threads of a worker wait for the one whose core is taken, so a short step may
+        take many times as long. Every step is taken to wait as long as the longest one that was
+        measured with so many workers.
         """
         if self._least_share == 1:
             return 0.0
@@ -451,7 +452,10 @@ def fit_step_time(
 
 
 def _longest_wait(points: Sequence[StepTime], least_share: float) -> float:
-    """Most seconds that a step took longer beside others than by the least share of the cores."""
+    """Seconds by which a step beside others took longer than with the least share of the cores.
+
+    The most of all points; 0 where none did.
+    """
     waits = (
         point.beside_seconds - point_seconds(point) / least_share
         for point in points

@@ -226,15 +226,11 @@ def _step_of_kind(
     computing = ratios.computing(point, whole)
     exchange = [min(sync for _, sync in one) for one in whole]
     both = tuple(map(sum, zip(computing, exchange, strict=True)))
-    ratio = median(both) / step.step_seconds
-    return step.model_copy(
+    return step.scaled(median(both) / step.step_seconds).model_copy(
         update={
             "compute_seconds": median(computing),
             "sync_seconds": median(exchange),
             "step_seconds": median(both),
-            "step_low": step.step_low * ratio,
-            "step_high": step.step_high * ratio,
             "visits": both,
-            "beside_seconds": None,  # that of all kinds together
         }
     )

@@ -494,7 +494,8 @@ class Visitor:
             repeats=len(steps),
             visits=tuple(one.seconds for one in means),
             visit_error=median(one.error for one in means),
-            share=self.ledger.share(point),
+            # How far steps on a GPU wait for the host is unknown.
+            share=None if self.job.device == "cuda" else self.ledger.share(point),
             beside_seconds=self.ledger.slowest_left_out(point),
             loading=pooled_loading(self.ledger.loading(point)),
         )

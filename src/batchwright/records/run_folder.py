@@ -385,8 +385,8 @@ def read_summaries(run: str | Path) -> list[RunSummary]:
     if beside:
         to_stderr(
             f"warning: {counted(len(beside), 'run')} of the sweep in {run} failed where other "
-            "seeds of the same setting did not: plans take such a setting for as good as the "
-            "latter, also if it often diverges"
+            "seeds of the same setting did not: plans judge such a setting by the latter alone, so "
+            "it may look better than it is"
         )
     if not found:
         command = shlex.join(["batchwright", "sweep", "--resume", "--out", str(run)])

@@ -210,16 +210,8 @@ def _moved(point: StepTime, times: float, longer: float) -> StepTime:
         whole = times * point.step_seconds
     else:
         whole = max(computing, point.step_seconds + computing - point.compute_seconds + longer)
-    growth = whole / point.step_seconds
-    return point.model_copy(
-        update={
-            "compute_seconds": computing,
-            "sync_seconds": whole - computing,
-            "step_seconds": whole,
-            "step_low": growth * point.step_low,
-            "step_high": growth * point.step_high,
-            "visits": tuple(growth * visit for visit in point.visits),
-        }
+    return point.scaled(whole / point.step_seconds).model_copy(
+        update={"compute_seconds": computing, "sync_seconds": whole - computing}
     )
 
 

@@ -309,12 +309,4 @@ def _sped_up(point: StepTime, speed: float) -> StepTime:
     """A step on a worker that computes ``speed`` times as fast; its exchange takes as long."""
     computing = point.step_seconds - min(point.sync_seconds, point.step_seconds)
     ratio = 1 - computing / point.step_seconds * (1 - 1 / speed)
-    return point.model_copy(
-        update={
-            "compute_seconds": point.compute_seconds / speed,
-            "step_seconds": point.step_seconds * ratio,
-            "step_low": point.step_low * ratio,
-            "step_high": point.step_high * ratio,
-            "visits": tuple(visit * ratio for visit in point.visits),
-        }
-    )
+    return point.scaled(ratio).model_copy(update={"compute_seconds": point.compute_seconds / speed})

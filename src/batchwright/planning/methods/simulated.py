@@ -103,17 +103,8 @@ def _alone(
     """The point without exchange, on the slowest of ``workers``, given by speed and overhead."""
     usual, overhead_seconds = point.compute_seconds, fixed.get(point.resolution, 0.0)
     seconds = max((usual + (o - 1) * overhead_seconds) / speed for speed, o in workers)
-    ratio = seconds / point.step_seconds
-    return point.model_copy(
-        update={
-            "workers": 1,
-            "compute_seconds": seconds,
-            "sync_seconds": 0.0,
-            "step_seconds": ratio * point.step_seconds,
-            "step_low": ratio * point.step_low,
-            "step_high": ratio * point.step_high,
-            "visits": tuple(ratio * visit for visit in point.visits),
-        }
+    return point.scaled(seconds / point.step_seconds).model_copy(
+        update={"workers": 1, "compute_seconds": seconds, "sync_seconds": 0.0}
     )
 
 
@@ -146,6 +137,8 @@ def _stated(points: Sequence[StepTime], job: Job) -> list[StepTime]:
                     "step_low": seconds,
                     "step_high": seconds,
                     "visits": (),
+                    "share": None,
+                    "beside_seconds": None,
                 }
             )
         )

@@ -155,17 +155,17 @@ class LearningModel:
         middle -= short.mean
         error = hypot(self._error(row, candidate.samples), short.error)
         counting = _noise(unit_of(middle), held_out, self.classes, 0.0) if held_out else 0.0
-        wide = Z_975 * hypot(error, counting) * self._few
-        low, high = middle - wide, middle + wide
-        off = Z_975 * error * self._few
-        curve, *ends = (self._share(at) for at in (middle, middle - off, middle + off))
+        true, wide = (Z_975 * self._few * one for one in (error, hypot(error, counting)))
+        value = curve = self._share(middle)
+        low, high = self._share(middle - wide), self._share(middle + wide)
         if not self.observed:  # approximate mean for a normal logit (MacKay 1992)
-            middle = min(high, max(low, middle / sqrt(1 + pi * error**2 / 8)))
-        value, low, high = (self._share(at) for at in (middle, low, high))
-        if held_out:  # counts may lie below guessing, and all may be right: no logit says so
-            off = self._few * _counted(curve, held_out)
-            off_low, off_high = (hypot(curve - end, off) for end in ends)
-            low, high = max(0.0, min(low, curve - off_low)), min(1.0, max(high, curve + off_high))
+            value = min(high, max(low, self._share(middle / sqrt(1 + pi * error**2 / 8))))
+        if held_out:
+            # Logits are of accuracies between guessing and 1. A count may lie below guessing, and
+            # all images may be right: so the interval also holds that of the counted share.
+            half = self._few * _counted(curve, held_out)
+            down, up = (hypot(curve - self._share(middle + at), half) for at in (-true, true))
+            low, high = max(0.0, min(low, curve - down)), min(1.0, max(high, curve + up))
         return _estimate(value, low, high)
 
     def residual(self, one: Observed) -> Normal:

@@ -61,8 +61,8 @@ class StepTime(Record):
     share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
         description="Mean share of the cores in use that our processes had in these visits, where "
-        "other programs ran beside all of them. Null where some visits were undisturbed: then "
-        "only those count; and in older profiles.",
+        "other programs ran beside all of them. Null where some visits were undisturbed (then "
+        "only those count), on GPUs, and in older profiles.",
     )
     beside_seconds: Positive | None = Field(
         None,
@@ -74,6 +74,14 @@ class StepTime(Record):
         description="Times of loading, which these times include; null where batches are made "
         "within the step or, in older profiles, were in memory.",
     )
+
+    def scaled(self, ratio: float) -> StepTime:
+        """This point with whole steps that take ``ratio`` times as long, its parts left as is."""
+        names = ("step_seconds", "step_low", "step_high")
+        times: dict[str, object] = {name: ratio * getattr(self, name) for name in names}
+        times["visits"] = tuple(ratio * visit for visit in self.visits)
+        times["beside_seconds"] = self.beside_seconds and ratio * self.beside_seconds
+        return self.model_copy(update=times)
 
 
 class PairTime(Record):

@@ -87,8 +87,8 @@ def varying(sweep: Sweep) -> list[SweptKey]:
 def curves(sweep: Sweep, key: str) -> list[Panel]:
     """Accuracy by epoch: a panel for each setting of the other keys, a line for each value.
 
-    A line ends with the first of its runs. Where an accuracy ends them, means of those that are
-    left would be of the slowest alone, and fall.
+    A line ends with the shortest of its runs. Where `goal.accuracy` ends runs, the later means
+    would be of the slowest runs alone, and fall.
     """
     at, values = _place_of(sweep, key)
     panels = []
