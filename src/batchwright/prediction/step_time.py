@@ -220,10 +220,13 @@ class StepTimeModel:
         """
         step = workers, resolution, local_batch_size, passes
         value = self.seconds(*step)
-        # A lower bound of the half width: visits of a short probe may not show core migration, nor
-        # how much others take at other times.
-        least = self._least(step, self._if_cores_move(*step), self._by_others(*step))
-        down, up = (min(WIDEST, max(least, one)) for one in self._by_visits(*step))
+        # Lower bounds of the half widths: visits of a short probe may not show core migration, nor
+        # how much others take at other times. Waits count upwards alone: undisturbed points decide
+        # the value, and nothing makes a step that much quicker.
+        moved, share = self._if_cores_move(*step), load_deviation(self._least_share)
+        least = self._least(step, moved, share), self._least(step, moved, self._by_others(*step))
+        pairs = zip(least, self._by_visits(*step), strict=True)
+        down, up = (min(WIDEST, max(pair)) for pair in pairs)
         return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
 
     def cores_may_move(
