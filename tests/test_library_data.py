@@ -511,6 +511,46 @@ def test_a_label_of_several_numbers_is_refused_in_words(label: Any) -> None:
         torchvision_data._list({"train": Several()}, Job(data="torchvision:Several"), "Several")
 
 
+def test_items_without_a_class_are_refused_before_all_are_read() -> None:
+    """As torchvision's CelebA, whose items have 40 attributes, and LFWPairs, a second image."""
+    read: list[int] = []
+
+    class Faces(Parts):
+        def __len__(self) -> int:
+            return 5000
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            read.append(index)
+            return Image.new("RGB", (8, 8)), torch.arange(40)
+
+    class Pairs(Faces):
+        targets = (0,) * 5000
+
+    for kind in (Faces, Pairs):
+        read.clear()
+        with pytest.raises(DataError, match="train/0: its label is a list; labels are whole"):
+            torchvision_data._list({"train": kind()}, Job(data="torchvision:Faces"), "Faces")
+        assert len(read) <= 101
+
+
+def test_no_more_items_are_compared_with_the_list_than_a_hundred() -> None:
+    for count in (0, 1, 99, 100, 199, 10_000):
+        read: list[int] = []
+
+        class Digits(Parts):
+            targets = [0] * count
+
+            def __len__(self) -> int:
+                return len(self.targets)
+
+            def __getitem__(self, index: int) -> tuple[Any, int]:
+                read.append(index)  # noqa: B023 - is called in this turn of the loop
+                return Image.new("RGB", (8, 8)), 0
+
+        assert torchvision_data._labels("", Digits()) == ([0] * count, True)
+        assert min(count, 50) <= len(read) <= 100
+
+
 def test_labels_are_those_of_the_items_where_the_list_has_others() -> None:
     """As torchvision's OxfordIIITPet with target_types=binary-category, whose list has breeds."""
 

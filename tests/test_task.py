@@ -340,9 +340,10 @@ class HeadsInAList(nn.Module):
         self.head = nn.ModuleList([nn.Linear(4, classes), nn.Linear(6, classes)])
 
 
-def test_heads_of_several_widths_are_of_the_classes(tmp_path):
+@pytest.mark.parametrize("classes", [3, 4, 6])  # 4 and 6: as many as a normalization is wide
+def test_heads_of_several_widths_are_of_the_classes(tmp_path, classes):
     torch.save(HeadsInAList(7).state_dict(), tmp_path / "w.pt")
-    left = starting_weights.load_weights(network := HeadsInAList(3), tmp_path / "w.pt")
+    left = starting_weights.load_weights(network := HeadsInAList(classes), tmp_path / "w.pt")
     assert left == ["head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias"]
     starting_weights.freeze(network, ["all-but-head"])
     assert [name for name, one in network.named_parameters() if one.requires_grad] == left

@@ -233,7 +233,7 @@ def heads_of(network: nn.Module) -> set[str]:
     """Names of the layers that give the logits: the last layer with weights.
 
     Layers of the same shape and depth belong to it, since distilled networks have two heads. So do
-    layers of as many outputs if they stand in lists, as CrossViT has a head for each width.
+    layers of as many outputs in the same list, as CrossViT has a head for each width.
     """
     layers = {
         name: [one.shape for one in module.parameters(recurse=False)]
@@ -243,10 +243,11 @@ def heads_of(network: nn.Module) -> set[str]:
     if not layers:
         return set()
     last = [*layers][-1]
-    lists = {name for name, one in network.named_modules() if isinstance(one, nn.ModuleList)}
+    place = last.rpartition(".")[0]
+    is_in_list = isinstance(network.get_submodule(place), nn.ModuleList)
 
     def is_alike(name: str) -> bool:
-        if all(one.rpartition(".")[0] in lists for one in (name, last)):
+        if is_in_list and name.rpartition(".")[0] == place:
             return [shape[:1] for shape in layers[name]] == [shape[:1] for shape in layers[last]]
         return layers[name] == layers[last]
 

@@ -150,8 +150,8 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 class FilePipeline:
     """Batches of `ImageFiles`, as `ImagePipeline` makes them of a store.
 
-    Crops and mirroring use the random numbers of `ImagePipeline`, so a sample is a function of
-    seed, epoch, index and resolution.
+    Crops, shifts and mirroring use the random numbers of `ImagePipeline`, so a sample is a function
+    of seed, epoch, index and resolution.
 
     Args:
         files: The images.
@@ -168,9 +168,7 @@ class FilePipeline:
     Attributes:
         files: The images.
         loading: Counts and times the decoded batches.
-        strength: Strength of the augmentation: largest distance of crops from the middle, largest
-            turn and largest zoom, relative to the usual ones. For resized crops see
-            `ResizedCrops.draw`.
+        strength: As for `ImagePipeline`.
     """
 
     def __init__(
@@ -289,23 +287,23 @@ class FilePipeline:
         """Images (n, 3, resolution, resolution), resized, changed and normalized; and labels."""
         flat, sides, labels = squares
         images = _resized(flat.to(self._device, non_blocking=True), sides, resolution)
-        if epoch is not None and self.files.whole and self._augmentation in SHIFTED:
-            starts, pad = shifts(
-                draw(self._seed, epoch, indices),
-                strength=self.strength,
-                full=self.files.side,
-                side=resolution,
-            )
-            starts = copy_to_device(starts, self._device)
-            images = shifted(images.contiguous(), starts, pad)
-        if epoch is not None and self._augmentation in FLIPPED:
-            images = flip(
-                images, copy_to_device(draw(self._seed, epoch, indices).flip, self._device)
-            )
-        if epoch is not None and self._warps:
-            turns = self._warps.draw(epoch, indices, self.strength)
-            images = warp(images, copy_to_device(turns, self._device))
+        if epoch is not None:
+            images = self._changed(images, indices, epoch)
         return self._normalization(images), labels.to(self._device, non_blocking=True)
+
+    def _changed(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        """Images (n, resolution, resolution, 3), at random shifted, mirrored and turned."""
+        draws, place = draw(self._seed, epoch, indices), self._device
+        if self.files.whole and self._augmentation in SHIFTED:
+            full, side = self.files.side, images.shape[1]
+            starts, pad = shifts(draws, strength=self.strength, full=full, side=side)
+            images = shifted(images.contiguous(), copy_to_device(starts, place), pad)
+        if self._augmentation in FLIPPED:
+            images = flip(images, copy_to_device(draws.flip, place))
+        if self._warps:
+            turns = self._warps.draw(epoch, indices, self.strength)
+            images = warp(images, copy_to_device(turns, place))
+        return images
 
 
 def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:

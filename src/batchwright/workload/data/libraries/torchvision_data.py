@@ -34,7 +34,7 @@ from batchwright.workload.extras import import_library, in_words, nearest
 
 # Base classes, and LSUN, which unpickles a file of the current folder.
 _NONE = ("VisionDataset", "DatasetFolder", "LSUN", "LSUNClass")
-_LOOKED_AT = 100  # items whose labels are compared with the list of labels
+_LOOKED_AT = 100  # at most so many items have their labels compared with the list of labels
 _ONE_AT_A_TIME = Lock()  # some data sets use the global random state, or share an open file
 
 
@@ -189,17 +189,22 @@ def _labels(where: str, held: Any) -> tuple[list[Any], bool]:
     else:
         return _labels_of_items(where, held), True
     listed, differ = [_plain(one) for one in found], False
-    for index in range(0, len(held), max(1, len(held) // _LOOKED_AT)):
+    for index in range(0, len(held), len(held) // _LOOKED_AT + 1):
         with suppress(Exception):  # an item that cannot be read is named when it is decoded
             differ |= _plain(held[index][1]) != listed[index]
     return (_labels_of_items(where, held), False) if differ else (listed, True)
 
 
 def _labels_of_items(where: str, held: Any) -> list[Any]:
+    found: list[Any] = []
     try:
-        return [_plain(held[index][1]) for index in range(len(held))]
+        for index in range(len(held)):
+            found.append(_plain(held[index][1]))
+            if not isinstance(found[-1], int | str):
+                break  # `classes_of` refuses it; to read all images first would take long
     except Exception as error:  # the library may fail in any way
         raise DataError(f"{where}: its items have no class ({in_words(error)})") from error
+    return found
 
 
 def _plain(label: Any) -> Any:
