@@ -16,7 +16,7 @@ import forked
 from batchwright.distributed import launch_with_server
 from batchwright.distributed.exit_reports import ERRORS_FOLDER, leave_report
 from batchwright.distributed.launch_with_server import run_with_server
-from batchwright.errors import Interrupted, WorkerError
+from batchwright.errors import Interrupted, LostWorkerError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import RunSummary
 from batchwright.records.documents import read_record, write_record
@@ -132,6 +132,14 @@ def test_all_start_again_from_the_checkpoint_of_a_server_that_stands_still(tmp_p
     (line,) = told.lines
     assert line.startswith("the parameter server stood still; all were started again from its last")
     assert_complete(told.summary)
+
+
+def test_a_server_that_stands_still_once_more_than_restarts_is_not_said_to_lack_memory(tmp_path):
+    """As SIGKILL of the system's own would be; this one was ours."""
+    hasty = make_plan().job.model_copy(update={"timeout": 5.0})
+    plan = make_plan().model_copy(update={"job": hasty})
+    with pytest.raises(LostWorkerError, match="the parameter server stood still; logs"):
+        run(tmp_path / "a", plan, {"0": [["still", 2, 0]]}, restarts=0)
 
 
 def test_samples_of_a_round_are_those_of_its_place_in_the_epoch(killed_server):

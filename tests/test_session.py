@@ -2041,7 +2041,12 @@ def test_a_loss_that_a_scaler_has_scaled_is_told_of_once():
     A loss that is weighed, or a mean over something else, is an ordinary one.
     """
     scaler = torch.amp.GradScaler("cpu")
-    for change in (scaler.scale, lambda loss: loss * torch.tensor(0.5), lambda loss: 2 * loss):
+    ordinary = (
+        lambda loss: loss * torch.tensor(0.5),
+        lambda loss: 2 * loss,
+        lambda loss: (loss * torch.ones(256)).sum() / torch.ones(256).sum(),
+    )
+    for change in (scaler.scale, *ordinary):
         one = make_session()
 
         def step(features, labels, one=one, change=change):

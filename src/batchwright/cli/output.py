@@ -216,13 +216,12 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
         likely = plan.likely_epochs()
         of = "" if likely == plan.epochs else f" of {plan.epochs:,}"
         expected += f", {counted(likely, 'epoch')}{of}"
-    whole = seconds_of_plan(plan)
-    if plan.chosen is not None and plan.chosen.train_seconds is not None:
-        whole = plan.chosen.train_seconds.value
+    one = plan.chosen
+    whole = one.train_seconds.value if one and one.train_seconds else seconds_of_plan(plan)
     if whole is not None:
         expected += f", {duration(whole)} in all"
-    if plan.chosen is not None and plan.chosen.accuracy is not None:
-        expected += f", accuracy {shares_between(plan.chosen.accuracy)}"
+    if one is not None and one.accuracy is not None:
+        expected += f", accuracy {shares_between(one.accuracy)}"
         expected += " (no trials)" * expects_accuracy(plan)
     first = " at first" if plan.method_spec.balancer else ""
     batches = f"global batch {top.global_batch_size}"

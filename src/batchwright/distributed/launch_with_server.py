@@ -26,7 +26,7 @@ from batchwright.distributed.processes import STARTED
 from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
 from batchwright.distributed.supervisor import GRACE_SECONDS, Supervisor
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
-from batchwright.errors import WorkerError
+from batchwright.errors import LostWorkerError, WorkerError
 from batchwright.storage.locks import Lock
 
 _LAST_SECONDS = 30.0  # for workers to end, once the server has
@@ -172,6 +172,9 @@ class WithServer(Supervisor):
             self._server.stop_listening()
             self._children.send(signal.SIGTERM)
             self._children.wait(_LAST_SECONDS)
+            if self._still:
+                what = f"the parameter server stood still; logs are in {self._folder}"
+                raise LostWorkerError(what)
             codes = self._children.failures()
             raise_failure(self._folder, {SERVER_RANK: code, **codes} if code < 0 else codes)
         self._children.kill()
@@ -189,11 +192,12 @@ class WithServer(Supervisor):
             if not reports[0]["secondary"]:
                 self._end(rank, code)
             self._server.wait(_SECOND_LOOK)
-            self._still = self._still or self._stands_still()
+        still = code > 0 and self._stands_still()
         self._hear()
         if self._ends or self._server.returncode is not None:
             return  # the end of the server decides, which may write for long yet
-        if self._still:
+        if still:
+            self._still = True
             self._server.kill()
             return
         what = self._what_happened(rank, code)

@@ -608,7 +608,10 @@ class Stepper:
 
 def _scaled_by(loss: Tensor) -> float:
     """The power of two in a tensor of float32 by which a loss was multiplied last; 1: by none."""
-    factor = getattr(loss.grad_fn, "_saved_other", None)  # of a product
+    made_by = loss.grad_fn
+    if made_by is None or made_by.name() != "MulBackward0":  # quotients save such a factor, too
+        return 1.0
+    factor = getattr(made_by, "_saved_other", None)
     if not isinstance(factor, Tensor) or factor.dim() or factor.dtype != torch.float32:
         return 1.0
     value = float(factor)
