@@ -416,7 +416,9 @@ def test_work_that_goes_on_is_measured_and_told_within_the_budget():
     for one in profile.steps:
         beside = 2 * (0.004 + 0.0005 * one.local_batch_size)
         assert one.step_seconds == pytest.approx(beside, rel=0.15)
-    assert all(one.share == pytest.approx(1.2 / 2) for one in profile.steps)
+    told = [one.share for one in profile.steps if one.share is not None]  # not within a second
+    assert len(told) > len(profile.steps) / 2
+    assert all(share == pytest.approx(1.2 / 2) for share in told)
     assert "other programs used" in load_words(profile.load)
 
 

@@ -518,18 +518,16 @@ def beside(batch, share, factor, workers=2):
     return slow.model_copy(update={"share": share})
 
 
-def test_points_that_were_visited_beside_other_programs_alone_count_for_little():
-    batches = (8, 16, 32, 64, 128)
-    quiet = fit_step_time([beside(batch, None, 1) for batch in batches])
-    slow = {16: 0.5, 64: 0.5}
-    points = [beside(batch, slow.get(batch), 1.8 if batch in slow else 1) for batch in batches]
-    model, untold = fit_step_time(points), fit_step_time([beside(b, None, 1.8) for b in batches])
-    for batch in batches:
-        assert model.seconds(2, 32, batch) == pytest.approx(quiet.seconds(2, 32, batch), rel=0.05)
-    # Where all points had the same share, nothing tells them apart.
-    for share in (0.5, 0.0):
-        same = fit_step_time([beside(batch, share, 1.8) for batch in batches])
-        assert same.predict(2, 32, 32) == untold.predict(2, 32, 32)
+def test_a_point_that_was_visited_beside_others_is_known_as_well_as_the_rest():
+    """Else, on a host that takes some time from all, small batches seemed the only known ones."""
+    batches = (2, 4, 8)
+    model, untold = (
+        fit_step_time([beside(2, first, 1), beside(4, None, 1), beside(8, first, 1)])
+        for first in (0.7, None)
+    )
+    for batch in (*batches, 128):
+        assert model.predict(2, 32, batch) == untold.predict(2, 32, batch)
+        assert model.comparison_error(2, 32, batch) == untold.comparison_error(2, 32, batch)
 
 
 def test_intervals_beside_others_reach_as_far_as_a_step_waited_for_its_threads():

@@ -11,13 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import hypot, log
 from typing import TypeVar
 
-from batchwright.prediction.drift import (
-    LEAST_SHARE,
-    Drift,
-    drift_by_workers,
-    point_error,
-    point_seconds,
-)
+from batchwright.prediction.drift import Drift, drift_by_workers, point_error, point_seconds
 from batchwright.records import HeldOut, MemoryPoint, OutOfMemory, StepTime
 from batchwright.records.text.formatting import counted
 
@@ -61,32 +55,20 @@ def point_errors(
 ) -> dict[Key, float]:
     """Relative standard error of each point's time.
 
-    A point that was visited beside other programs alone has, besides, the error of the time that it
-    would have taken with the largest share of the cores that any point had. One that contradicts a
-    larger batch has an error that makes their distance one standard error. Then the points around
-    them decide, intervals are wide, and a disturbed probe still gives a plan.
+    A point that contradicts a larger batch has an error that makes their distance one standard
+    error. Then the points around it decide, its interval is wide, and a disturbed probe still gives
+    a plan.
 
     Args:
         points: Measured steps.
         drifts: Drift by number of workers.
         doubtful: Disturbed points and quicker ones, from `contradictions`.
     """
-    most = max(map(_share, points))
-    errors = {
-        key_of(point): hypot(
-            point_error(point, drifts[point.workers].share), log(most / _share(point))
-        )
-        for point in points
-    }
+    errors = {key_of(point): point_error(point, drifts[point.workers].share) for point in points}
     for small, large in doubtful:
         apart = log(point_seconds(small) / point_seconds(large))
         errors[key_of(small)] = max(errors[key_of(small)], apart)
     return errors
-
-
-def _share(point: StepTime) -> float:
-    """Share of the cores that a worker had at a point; 1 if it was undisturbed."""
-    return 1.0 if point.share is None else max(LEAST_SHARE, point.share)
 
 
 def grouped(points: Iterable[Placed]) -> dict[tuple[int, int], list[Placed]]:
