@@ -284,7 +284,7 @@ def test_visits_beside_other_programs_say_nothing_of_kinds_of_workers_either():
     quiet, since = visitor.kinds(), visitor.ledger.turn
     for _ in range(4):
         visit(0.5)
-    visitor.ledger.disturb(since, 0.5)
+    visitor.ledger.disturb(since)
     assert [kind.kind for kind in quiet] == ["a", "b"]
     for kind, before in zip(visitor.kinds(), quiet, strict=True):
         for step, then in zip(kind.steps, before.steps, strict=True):  # but how slow they were

@@ -416,16 +416,9 @@ def test_work_that_goes_on_is_measured_and_told_within_the_budget():
     for one in profile.steps:
         beside = 2 * (0.004 + 0.0005 * one.local_batch_size)
         assert one.step_seconds == pytest.approx(beside, rel=0.15)
-    told = [one.share for one in profile.steps if one.share is not None]  # not within a second
+    told = [one for one in profile.steps if one.disturbed]  # not what is visited within a second
     assert len(told) > len(profile.steps) / 2
-    assert all(share == pytest.approx(1.2 / 2) for share in told)
     assert "other programs used" in load_words(profile.load)
-
-
-def test_the_share_of_the_cores_says_nothing_of_steps_on_a_gpu():
-    machine = SharedMachine(drift=0.02, others_from=0.0, others_until=1e6)
-    profile = measured_on(machine, device="cuda")
-    assert {one.share for one in profile.steps} == {None}
 
 
 def test_alone_nothing_is_told_and_nobody_waits():
@@ -477,17 +470,17 @@ def test_quiet_visits_replace_disturbed_ones():
         return [one.seconds for one in ledger.means(point)]
 
     ledger.add(point, ((2.0, 0.0),))
-    ledger.disturb(0, 0.6)
+    ledger.disturb(0)
     assert ledger.is_disturbed(point)
     assert seconds() == [2.0]
-    assert (ledger.share(point), ledger.slowest_left_out(point)) == (0.6, None)
+    assert ledger.slowest_left_out(point) is None
     ledger.add(point, ((1.0, 0.0),))
     assert not ledger.is_disturbed(point)
     assert seconds() == [1.0]
-    assert (ledger.share(point), ledger.slowest_left_out(point)) == (None, 2.0)
-    ledger.disturb(1, 0.8)
+    assert ledger.slowest_left_out(point) == 2.0
+    ledger.disturb(1)
     assert seconds() == [2.0, 1.0]
-    assert (ledger.share(point), ledger.slowest_left_out(point)) == (pytest.approx(0.7), None)
+    assert ledger.is_disturbed(point)
 
 
 def loaded_in(seconds):
@@ -508,7 +501,7 @@ def test_loading_that_counts_is_that_of_the_visits_that_do():
     visitor.try_first(point)
     visitor.visit(point)
     assert visitor.step_times()[0].loading == loaded_in(8.0)
-    visitor.ledger.disturb(0, 0.5)
+    visitor.ledger.disturb(0)
     assert visitor.step_times()[0].loading == loaded_in(8.0)  # the only one
     visitor.visit(point)
     assert visitor.step_times()[0].loading == loaded_in(1.0)

@@ -104,17 +104,17 @@ def test_what_steps_make_of_a_visit_is_the_mean_of_what_is_told():
 
 def test_visits_beside_other_programs_count_where_there_are_no_others():
     quiet = make_step(1, 8)
-    slow = quiet.model_copy(update={"visits": (0.9, 0.9), "step_seconds": 0.9, "share": 0.5})
-    slower = slow.model_copy(update={"share": 0.3, "beside_seconds": 1.5})
+    slow = quiet.model_copy(update={"visits": (0.9, 0.9), "step_seconds": 0.9, "disturbed": True})
+    slower = slow.model_copy(update={"beside_seconds": 1.5})
     (merged,) = merge_profiles([make_profile(steps=(one,)) for one in (slow, quiet, slower)])
     (step,) = merged.steps
-    assert (step.visits, step.share, step.beside_seconds) == (quiet.visits, None, 1.5)
+    assert (step.visits, step.disturbed, step.beside_seconds) == (quiet.visits, False, 1.5)
     (merged,) = merge_profiles([make_profile(steps=(one,)) for one in (slow, quiet)])
     (step,) = merged.steps
     assert (step.visits, step.beside_seconds) == (quiet.visits, 0.9)  # as of visits in a probe
     (merged,) = merge_profiles([make_profile(steps=(one,)) for one in (slow, slower)])
     (step,) = merged.steps
-    assert (step.visits, step.share) == ((0.9,) * 4, pytest.approx(0.4))
+    assert (step.visits, step.disturbed) == ((0.9,) * 4, True)
 
 
 def test_the_larger_peak_the_least_memory_and_all_failures_are_kept():

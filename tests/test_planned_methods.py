@@ -828,14 +828,14 @@ def test_virtual_workers_take_the_time_of_the_fewest_that_were_measured():
 
 
 def test_stated_times_were_disturbed_by_nobody():
-    disturbed = {"share": 0.5, "beside_seconds": 0.9}
+    disturbed = {"disturbed": True, "beside_seconds": 0.9}
     steps = tuple(step_of(1, 32, batch).model_copy(update=disturbed) for batch in (16, 64))
     profile, job = profile_of(steps=steps), Job(launch="virtual", workers=2, resolutions=(32,))
     stated = job.model_copy(update={"virtual": Virtual(step_seconds=0.01)})
     for one in simulated(profile, stated, slowest=False).steps:
-        assert (one.share, one.beside_seconds) == (None, None)
+        assert (one.disturbed, one.beside_seconds) == (False, None)
     for one in simulated(profile, job, slowest=False).steps:
-        assert (one.share, one.beside_seconds) == (0.5, pytest.approx(0.9, rel=0.1))
+        assert (one.disturbed, one.beside_seconds) == (True, pytest.approx(0.9, rel=0.1))
 
 
 def test_stated_times_take_the_place_of_measured_ones():

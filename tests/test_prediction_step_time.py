@@ -513,17 +513,17 @@ def test_small_batches_that_were_all_disturbed_count_for_little():
         assert model.seconds(2, 32, batch) == pytest.approx(true + SYNC, rel=0.3)
 
 
-def beside(batch, share, factor, workers=2):
+def beside(batch, disturbed, factor, workers=2):
     slow = point(batch, factor * (0.01 + 0.001 * batch), factor * SYNC, workers=workers)
-    return slow.model_copy(update={"share": share})
+    return slow.model_copy(update={"disturbed": disturbed})
 
 
 def test_a_point_that_was_visited_beside_others_is_known_as_well_as_the_rest():
     """Else, on a host that takes some time from all, small batches seemed the only known ones."""
     batches = (2, 4, 8)
     model, untold = (
-        fit_step_time([beside(2, first, 1), beside(4, None, 1), beside(8, first, 1)])
-        for first in (0.7, None)
+        fit_step_time([beside(2, first, 1), beside(4, False, 1), beside(8, first, 1)])
+        for first in (True, False)
     )
     for batch in (*batches, 128):
         assert model.predict(2, 32, batch) == untold.predict(2, 32, batch)
@@ -531,7 +531,7 @@ def test_a_point_that_was_visited_beside_others_is_known_as_well_as_the_rest():
 
 
 def test_intervals_beside_others_reach_as_far_as_a_step_waited_for_its_threads():
-    points = [beside(batch, None, 1, workers) for batch in BATCHES for workers in (1, 2)]
+    points = [beside(batch, False, 1, workers) for batch in BATCHES for workers in (1, 2)]
     waited = [
         one.model_copy(update={"beside_seconds": one.step_seconds + 0.3})
         if (one.workers, one.local_batch_size) == (1, 16)
@@ -556,7 +556,7 @@ def test_intervals_beside_others_reach_as_far_as_a_step_waited_for_its_threads()
 
 
 def test_steps_of_quicker_or_slower_workers_wait_as_much_beside_others():
-    usual = [beside(batch, None, 1, 1) for batch in BATCHES]
+    usual = [beside(batch, False, 1, 1) for batch in BATCHES]
     usual[1] = usual[1].model_copy(update={"beside_seconds": 0.5})
     for ratio in (0.25, 4.0):
         steps = [point.scaled(ratio) for point in usual]

@@ -236,10 +236,9 @@ def _pooled(
 
 def _step(points: Sequence[StepTime]) -> StepTime:
     # As in a probe, visits beside other programs count only where there are no others.
-    given, points = points, [p for p in points if p.share is None] or points
+    given, points = points, [p for p in points if not p.disturbed] or points
     left_out = [v for p in given if p not in points for v in p.visits or (p.step_seconds,)]
     left_out += [p.beside_seconds for p in given if p.beside_seconds is not None]
-    shares = [p.share for p in points if p.share is not None]
     visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
     middle = median(visits)
     # Without `visit_error` the quartiles of several visits include how far these are apart.
@@ -268,7 +267,6 @@ def _step(points: Sequence[StepTime]) -> StepTime:
             "visit_error": (
                 _mean([step_share(p) for p in with_error], with_error) if with_error else None
             ),
-            "share": _mean(shares, points) if shares else None,
             "beside_seconds": max(left_out, default=None),
             "loading": pooled_loading(loadings),
         }

@@ -328,7 +328,7 @@ class Visitor:
             return False
         disturbed = bool(disturbances(load) if waiting else load_words(load))
         if disturbed:
-            self.ledger.disturb(self._watched, load.share)
+            self.ledger.disturb(self._watched)
             if not waiting:
                 self._shares.append(load.share)
         self._watched = self.ledger.turn
@@ -494,8 +494,7 @@ class Visitor:
             repeats=len(steps),
             visits=tuple(one.seconds for one in means),
             visit_error=median(one.error for one in means),
-            # How far steps on a GPU wait for the host is unknown.
-            share=None if self.job.device == "cuda" else self.ledger.share(point),
+            disturbed=self.ledger.is_disturbed(point),
             beside_seconds=self.ledger.slowest_left_out(point),
             loading=pooled_loading(self.ledger.loading(point)),
         )

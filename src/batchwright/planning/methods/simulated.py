@@ -137,7 +137,7 @@ def _stated(points: Sequence[StepTime], job: Job) -> list[StepTime]:
                     "step_low": seconds,
                     "step_high": seconds,
                     "visits": (),
-                    "share": None,
+                    "disturbed": False,
                     "beside_seconds": None,
                 }
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import hypot, sqrt
-from statistics import fmean
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.prediction.fit import Z_975
@@ -193,8 +192,7 @@ class Ledger:
     turn: int = 0
     _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
     _loading: dict[int, StepLoading] = field(default_factory=dict)
-    # Disturbed visits, with the share of the cores in use that our processes had.
-    _disturbed: dict[int, float] = field(default_factory=dict)
+    _disturbed: set[int] = field(default_factory=set)
 
     def add(
         self, point: Point, steps: Iterable[tuple[float, float]], loading: StepLoading | None = None
@@ -206,25 +204,16 @@ class Ledger:
             self._loading[self.turn] = loading
         self.steps[point] = [self._visits[point][turn] for turn in self.counted(point)]
 
-    def disturb(self, since: int, share: float) -> None:
-        """Mark the visits after turn ``since`` as disturbed: other programs used the machine.
-
-        ``share``: Share of the cores in use that our processes had, from 0 to 1.
-        """
-        self._disturbed.update(dict.fromkeys(range(since + 1, self.turn + 1), share))
+    def disturb(self, since: int) -> None:
+        """Mark the visits after turn ``since`` as disturbed: other programs used the machine."""
+        self._disturbed.update(range(since + 1, self.turn + 1))
         for point, visits in self._visits.items():
             if max(visits) > since:
                 self.steps[point] = [visits[turn] for turn in self.counted(point)]
 
     def is_disturbed(self, point: Point) -> bool:
         """Whether all visits to a point were disturbed."""
-        return point in self._visits and self._visits[point].keys() <= self._disturbed.keys()
-
-    def share(self, point: Point) -> float | None:
-        """Mean share of the cores in the visits that count; `None`: they were undisturbed."""
-        if not self.is_disturbed(point):
-            return None
-        return fmean(self._disturbed[turn] for turn in self.counted(point))
+        return point in self._visits and self._visits[point].keys() <= self._disturbed
 
     def loading(self, point: Point) -> list[StepLoading]:
         """Times of loading in the visits that count, where loader processes fed them."""

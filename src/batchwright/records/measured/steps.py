@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -58,11 +58,10 @@ class StepTime(Record):
         description="Standard error of a visit's mean by the scatter of its own steps, as a share "
         "of the mean: median over the visits. Null in older profiles.",
     )
-    share: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None,
-        description="Mean share of the cores in use that our processes had in these visits, where "
-        "other programs ran beside all of them. Null where some visits were undisturbed (then "
-        "only those count), on GPUs, and in older profiles.",
+    disturbed: bool = Field(
+        False,
+        description="Whether other programs ran beside all of these visits. Where they ran beside "
+        "some alone, only the others count. False in older profiles.",
     )
     beside_seconds: Positive | None = Field(
         None,
