@@ -1,13 +1,11 @@
-"""The parameter server's process and its connections: workers, those replaced, and strangers."""
+"""The parameter server's process and its connections: workers, and those replaced."""
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +22,7 @@ from batchwright.training.parameter_server.messages import (
     Welcome,
 )
 from batchwright.training.parameter_server.server_process import ServerProcess
-from batchwright.training.parameter_server.transport import connect
+from batchwright.training.parameter_server.transport import Transport, connect
 from hosting import KEY, make_model
 from served import make_served_plan
 from test_server_checkpoints import SlowDisk, best_score
@@ -34,25 +32,13 @@ SECONDS = 300  # after which a test gives up waiting
 TRAINED = Trained(steps=3, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=0.5)
 
 
-class Listener:
-    """A listening socket that counts how often it is asked for a connection."""
-
-    def __init__(self):
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.place = self._socket.getsockname()
-        self.asked, self.close = 0, self._socket.close
-
-    def accept(self):
-        self.asked += 1
-        return self._socket.accept()
-
-
 class Served:
     """A server in a thread, and what workers say to it."""
 
     def __init__(self, plan, folder=None):
-        self.plan, self.listener, self.problems = plan, Listener(), []
-        self.ready = threading.Event()
+        self.plan, self.problems = plan, []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.place, self.ready = self.listener.getsockname(), threading.Event()
         self.thread = threading.Thread(target=self._serve, args=(folder,), daemon=True)
         self.thread.start()
         assert self.ready.wait(SECONDS)
@@ -67,12 +53,9 @@ class Served:
         except BaseException as error:  # noqa: BLE001 - shown at the end
             self.problems.append(error)
 
-    def stranger(self):
-        return socket.create_connection(self.listener.place, timeout=SECONDS)
-
     def come(self, rank):
         """A worker connects, and is welcome."""
-        link = connect("{}:{}".format(*self.listener.place), KEY, SECONDS)
+        link = connect("{}:{}".format(*self.place), KEY, SECONDS)
         model = make_model()
         hello = Hello(
             rank=rank,
@@ -167,87 +150,6 @@ def test_the_answer_of_a_worker_that_was_replaced_goes_to_the_new_one():
             one.close()
 
 
-# ------------------------------------------------------------------------------------ strangers
-
-
-def test_strangers_are_few_at_a_time_and_keep_no_worker_out(monkeypatch):
-    monkeypatch.setattr(server_process, "MAX_UNPROVEN", 3)
-    monkeypatch.setattr(server_process, "CROWDED_SECONDS", 0.0)
-    with serving(make_served_plan((8,), (24,))) as served:
-        attending, most = served.server._attend, []
-
-        def count(link):
-            most.append(len(served.server._unproven._since))
-            attending(link)
-
-        monkeypatch.setattr(served.server, "_attend", count)
-        crowd = [served.stranger() for _ in range(20)]
-        link = served.come(0)
-        link.send(Next())
-        assert hear(link).ticket is not None
-        assert max(most) <= 3
-        for one in [*crowd, link]:
-            one.close()
-
-
-def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch):
-    monkeypatch.setattr(server_process, "UNPROVEN_SECONDS", 0.0)
-    with serving(make_served_plan((8,), (24,))) as served:
-        stranger = served.stranger()
-        with suppress(ConnectionError):
-            while stranger.recv(100):
-                pass
-        stranger.close()
-
-
-# ---------------------------------------------------------------------------------- descriptors
-
-
-class Steps:
-    """An event that whoever waits for it is let through one by one."""
-
-    def __init__(self):
-        self.waiting, self.allowed = threading.Semaphore(0), threading.Semaphore(0)
-        self._set = threading.Event()
-        self.set, self.is_set = self._set.set, self._set.is_set
-
-    def wait(self, seconds):
-        self.waiting.release()
-        return self.allowed.acquire(timeout=SECONDS)
-
-
-def test_where_descriptors_run_out_the_server_waits_says_so_once_and_goes_on(capfd, monkeypatch):
-    with serving(make_served_plan((8,), (24,))) as served, socket.socket() as stranger:
-        over = Steps()
-        monkeypatch.setattr(served.server, "_over", over)
-        with none_left():
-            before = served.listener.asked
-            stranger.connect(served.listener.place)
-            for _ in range(3):
-                assert over.waiting.acquire(timeout=SECONDS)
-                over.allowed.release()
-            assert over.waiting.acquire(timeout=SECONDS)
-            assert served.listener.asked <= before + 4  # it has waited before it asked again
-        over.allowed.release(1000)
-        link = served.come(0)
-        link.close()
-    told = capfd.readouterr().err
-    assert told.count("takes no more connections for now: Too many open files") == 1
-
-
-@contextmanager
-def none_left():
-    """Inside, this process can open nothing."""
-    lowest = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 # ------------------------------------------------------------------------------------- its end
 
 
@@ -260,7 +162,13 @@ def test_that_the_server_ends_is_told_before_it_closes_a_connection(monkeypatch)
     served, happened = Served(make_served_plan((8, 8), (12, 12))), []
     link = served.come(0)
     monkeypatch.setattr(server_process, "_tell_parent", happened.append)
-    monkeypatch.setattr(served.server._unproven, "remove", lambda _: happened.append("closing"))
+    closing = Transport.close
+
+    def close(link):
+        happened.append("closing")
+        closing(link)
+
+    monkeypatch.setattr(Transport, "close", close)
     monkeypatch.setattr(served.server._coordinator, "ask", fails)
     link.send(Next())
     served.thread.join(SECONDS)

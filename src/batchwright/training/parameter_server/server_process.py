@@ -10,18 +10,16 @@ deadline, stop signals, the end.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from batchwright.distributed.processes import worker_main
 from batchwright.errors import BatchwrightError
@@ -48,48 +46,7 @@ from batchwright.training.signals import StopRequest, stopped
 from batchwright.workload.host import prepare_process
 
 POLL_SECONDS = 0.1
-T = TypeVar("T")
 _GOODBYE_SECONDS = 5.0  # for workers to take their last answer
-# A worker proves that it knows the key in a few milliseconds, over a slow network or on a busy
-# machine in a second or two. Who takes longer is a port scanner, say. The job's timeout would be
-# too long here: it allows for a worker that computes.
-MAX_UNPROVEN = 64  # connections at once that have not proved it yet: each has a thread
-UNPROVEN_SECONDS = 10.0  # for each of them
-CROWDED_SECONDS = 3.0  # for each of them while others wait for its place
-# Errors of `accept` while the system has no room for another connection.
-_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-
-class UnprovenConnections:
-    """Connections that have not proved yet that they know the key: few, and each for a short time.
-
-    So however many there are, a worker that connects waits for `CROWDED_SECONDS` at most.
-    """
-
-    def __init__(self) -> None:
-        self._since: dict[Transport, float] = {}  # when each came, in the order in which they came
-        self._changed = threading.Condition()
-
-    def admit(self, link: Transport) -> None:
-        """Add a new connection; waits until there is room for it."""
-        with self._changed:
-            while len(self._since) >= MAX_UNPROVEN:
-                self.cut_late(CROWDED_SECONDS)
-                self._changed.wait(POLL_SECONDS)
-            self._since[link] = time.monotonic()
-
-    def remove(self, link: Transport) -> None:
-        """Remove a connection that has proved itself, or has ended."""
-        with self._changed:
-            self._since.pop(link, None)
-            self._changed.notify_all()
-
-    def cut_late(self, seconds: float) -> None:
-        """End connections that came more than so many seconds ago; their threads remove them."""
-        with self._changed:
-            now = time.monotonic()
-            for link in [link for link, since in self._since.items() if now - since >= seconds]:
-                link.cut()
 
 
 class ServerProcess:
@@ -121,8 +78,6 @@ class ServerProcess:
         self._plan, self._listener, self._key, self._orders = plan, listener, key, orders
         self._over = threading.Event()
         self._problems: list[Exception] = []  # of other threads: the main one raises them
-        self._unproven = UnprovenConnections()
-        self._warned_of_no_room = False
         self._recorder = Recorder(folder, plan)
         self._coordinator = ServerCoordinator(plan, self._recorder)
         self._checkpoints = ServerCheckpoints(folder, plan, self._coordinator, self._recorder)
@@ -143,7 +98,6 @@ class ServerProcess:
                 time.sleep(POLL_SECONDS)
                 if self._problems:
                     raise self._problems[0]
-                self._unproven.cut_late(UNPROVEN_SECONDS)
                 self._coordinator.give_up_lost(self._plan.job.timeout)
                 self._checkpoints.check()
                 self._checkpoints.save_kept()
@@ -187,40 +141,18 @@ class ServerProcess:
     def _accept(self) -> None:
         while not self._over.is_set():
             try:
-                connection, _ = self._with_room(self._listener.accept)
-                link = self._with_room(partial(Transport, connection, self._plan.job.timeout))
-            except OSError:  # the other end closed the connection before it was accepted
+                connection, _ = self._listener.accept()
+                link = Transport(connection, self._plan.job.timeout)
+            except OSError:  # the other end closed it before, or there is no room for another
                 self._over.wait(POLL_SECONDS)
                 continue
-            self._unproven.admit(link)
             threading.Thread(target=self._attend, args=(link,), daemon=True).start()
-
-    def _with_room(self, opened: Callable[[], T]) -> T:
-        """Call a function that opens a file; wait, and warn once, while the system has no room."""
-        while True:
-            try:
-                return opened()
-            except OSError as error:
-                if error.errno not in _NO_ROOM or self._over.is_set():
-                    raise
-                if not self._warned_of_no_room:
-                    self._warned_of_no_room = True
-                    # Not in the records, as their file could not be opened either.
-                    print(  # noqa: T201 - no other channel here
-                        "batchwright: the parameter server takes no more connections for now: "
-                        f"{error.strerror}; workers wait until others have gone, or allow more "
-                        "(ulimit -n)",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-                self._over.wait(POLL_SECONDS)  # trying again at once would fail again
 
     def _attend(self, link: Transport) -> None:
         """Serve one connection, from its first message to its end."""
         rank = None
         try:
             link.authenticate(self._key, first=True)
-            self._unproven.remove(link)
             rank = self._admit(link, link.receive())
             while rank is not None:
                 self._take(link, rank, link.receive())
@@ -232,7 +164,6 @@ class ServerProcess:
         except Exception as error:  # noqa: BLE001 - such as a full disk: it concerns all
             self._fail(error)
         finally:
-            self._unproven.remove(link)
             link.close()
 
     def _admit(self, link: Transport, received: Received) -> int | None:
