@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 import struct
 import sys
 import time
@@ -73,8 +72,6 @@ def meet(rank: int, size: int, timeout: float) -> Store:
 def _connect(timeout: float, *, serve: bool = False) -> Store:
     inherited = os.environ.pop(STORE_SOCKET, None) if serve else None
     port = int(os.environ["MASTER_PORT"])
-    if serve and inherited is None:
-        _refuse_taken(port)
     seconds = max(1.0, timeout)
 
     def connected() -> Store:
@@ -89,41 +86,6 @@ def _connect(timeout: float, *, serve: bool = False) -> Store:
         )
 
     return answered(connected, seconds + _LATE_SECONDS)  # it waits for a first word, too
-
-
-def _refuse_taken(port: int) -> None:
-    """Refuse a port at which another program listens, for which PyTorch prints lines of its own.
-
-    Stores of this very process share one.
-
-    Raises:
-        RuntimeError: Another program listens there; as raised by PyTorch's store.
-    """
-    with suppress(OSError):  # there is no such folder
-        if any(_listens(int(one.name), port) for one in Path("/dev/fd").iterdir()):
-            return
-    problem = ""
-    for family in (socket.AF_INET6, socket.AF_INET):  # one is enough, as for the store
-        try:
-            with socket.socket(family) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("", port))
-                return
-        except OSError as error:
-            problem = error.strerror or str(error)
-    raise RuntimeError(problem)
-
-
-def _listens(number: int, port: int) -> bool:
-    """Whether the file with this number is a socket that listens at a port."""
-    try:
-        if not stat.S_ISSOCK(os.fstat(number).st_mode):
-            return False
-        with socket.socket(fileno=os.dup(number)) as one:
-            listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            return bool(listens) and one.getsockname()[1:2] == (port,)
-    except OSError:  # closed meanwhile
-        return False
 
 
 def _starts(store: Store) -> Store:
