@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -732,50 +731,13 @@ def test_a_run_beside_the_data_is_begun_where_the_library_does_not_look(
         new_run_folder(None, job).__enter__()
     with new_run_folder(".runs/1", job):
         pass
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train-00000-of-00001.parquet").touch()
+    (tmp_path / "state.json").touch()  # as of `save_to_disk`
     with new_run_folder(None, job):
         pass
-    with pytest.raises(FileError, match="lies among the images of data=hf:"):
-        new_run_folder("data/run", job).__enter__()
 
 
-FILES = "---\nconfigs:\n- data_files:\n  - split: train\n    path: {}\n---\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "card", "refused"),
-    [
-        ({"train": "train"}, "---\nlicense: mit\n---\nPictures.", False),
-        ({"data_dir": "."}, None, True),
-        ({"data_files": "**"}, None, True),
-        ({}, FILES.format("data/train-*"), False),
-        ({}, FILES.format("'**/*.png'"), True),
-        ({}, "---\nconfigs:\n- data_dir: pictures\n---\n", True),
-        ({}, "---\nconfigs: [\n---\n", True),
-    ],
-)
-def test_data_that_are_said_to_lie_elsewhere_than_in_data_have_no_run_beside_them(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: dict[str, str],
-    card: str | None,
-    refused: bool,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train-00000-of-00001.parquet").touch()
-    if card is not None:
-        (tmp_path / "README.md").write_text(card, "utf-8")
-    job = Job(data="hf:.", data_args=arguments)
-    told = pytest.raises(FileError, match="lies among the images") if refused else nullcontext()
-    with told, new_run_folder("pictures/run", job):
-        pass
-
-
-@pytest.mark.parametrize("place", [".runs/1", "runs/1"])
 def test_what_a_run_writes_beside_the_data_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library_ = library("datasets")
     monkeypatch.setattr(library_.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
@@ -784,7 +746,7 @@ def test_what_a_run_writes_beside_the_data_is_not_read(
         path = tmp_path / "set" / "data" / f"{part}-00000-of-00001.parquet"
         hugging(start=start).to_parquet(str(path))
     before = open_(f"hf:{tmp_path}/set")
-    with new_run_folder(tmp_path / "set" / place, Job(data=f"hf:{tmp_path}/set")) as folder:
+    with new_run_folder(tmp_path / "set" / ".runs/1", Job(data=f"hf:{tmp_path}/set")) as folder:
         for name in ("logs/train.log", "figures/test.png", "metrics.jsonl"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(picture(1))

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from batchwright.errors import DataError
 from batchwright.records import Job
-from batchwright.records.text.yaml_text import parse_yaml
 from batchwright.workload.data.decoding import UnreadableImageError
 from batchwright.workload.data.listing import (
     ImageFile,
@@ -36,7 +31,6 @@ from batchwright.workload.extras import (
 
 _OURS = ("train", "val", "image", "label")  # keys of data_args; others go to `load_dataset`
 _SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` writes
-_SHARDS = f"data/*-{5 * '[0-9]'}-of-{5 * '[0-9]'}*.*"  # such as train-00000-of-00002.parquet
 _SECRET = ("token", "use_auth_token", "storage_options")  # keys that would hold a secret
 _NUMBERS = ("int", "uint", "string", "large_string", "bool")
 
@@ -71,45 +65,12 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
 
 
 def takes_in(root: Path, folder: Path, job: Job) -> bool:
-    """Whether ``load_dataset`` would look for data in a new folder below ``root``: in any whose
-    name begins with no dot, unless the data are laid out as on the Hub, where ``data/`` counts, and
-    neither the job nor the data set's card says otherwise.
+    """Whether ``load_dataset`` may look for data in a new folder below ``root``: in any but hidden
+    ones, unless ``save_to_disk`` has written ``root``.
     """
-    below = folder.relative_to(root).parts
-    if any(name.startswith(".") for name in below) or _is_saved(root):
-        return False
-    others = job.data_args.keys() - _OURS  # such as data_dir and data_files
-    return below[0] == "data" or bool(others) or not any(root.glob(_SHARDS)) or _names_files(root)
-
-
-def _names_files(root: Path) -> bool:
-    """Whether the data set's card, if it has one, may name files outside of ``data/`` as data."""
-    try:
-        text = (root / "README.md").read_text("utf-8")
-        head = re.match(r"---\s*\n(.*?\n)---", text, re.DOTALL)
-        card = parse_yaml(head[1], references=False) if head else None
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, yaml.YAMLError):  # the library's own error will say so
-        return True
-    configs = card.get("configs") if isinstance(card, dict) else ()
-    named = [
-        _patterns(config.get(key))
-        for config in (configs if isinstance(configs, list) else ())
-        if isinstance(config, dict)
-        for key in ("data_files", "data_dir")
-    ]
-    return any(not one.startswith("data/") for one in chain(*named))
-
-
-def _patterns(value: Any) -> Iterator[str]:
-    """The patterns of files in a text, a list, or a mapping, as of a split and its ``path``."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from _patterns([one for key, one in value.items() if key != "split"])
-    elif isinstance(value, list):
-        yield from chain(*map(_patterns, value))
+    del job
+    is_hidden = any(name.startswith(".") for name in folder.relative_to(root).parts)
+    return not is_hidden and not _is_saved(root)
 
 
 def _is_saved(folder: Path) -> bool:
