@@ -175,38 +175,21 @@ def killed(*_):
 
 
 @pytest.mark.parametrize("at", ["_settle", "_put_aside"])
-@pytest.mark.parametrize("epoch", [1, EPOCHS - 1])
-def test_what_a_killed_process_had_yet_to_tell_of_advice_is_told(folder, monkeypatch, at, epoch):
+def test_advice_that_a_killed_process_has_followed_is_put_aside_later(folder, monkeypatch, at):
     advise(folder)
     one = advised(folder)
-    assert one.wanted(epoch)
+    assert one.wanted(1)
     with monkeypatch.context() as patch:
         patch.setattr(PlanSwitch, at, killed)
         with pytest.raises(Killed):
             one.take()
     assert (folder / "advice.json").exists()
     changed = read_record(folder / "plan.json", Plan)
-    assert changed == spliced(PLAN, LARGER, epoch)
-    again = advised(folder, changed)
-    again.finish()
-    assert read_record(folder / "advice-1.json", KeptAdvice).taken == epoch
+    assert changed == spliced(PLAN, LARGER, 1)
+    assert not advised(folder, changed).wanted(2)
+    assert read_record(folder / "advice-1.json", KeptAdvice).taken == 2
     assert not (folder / "advice.json").exists()
-    assert notes(folder)[-1].startswith(f"advice 1 is taken from epoch {epoch + 1} on: ")
-    assert not again.wanted(epoch + 1)
     assert read_record(folder / "plan.json", Plan) == changed
-
-
-@pytest.mark.parametrize("before", [None, PLAN, make_tiny_plan(epochs=9), "{", LARGER])
-def test_advice_that_was_not_taken_yet_waits_for_the_end_of_an_epoch(folder, before):
-    advise(folder)
-    if isinstance(before, Plan):
-        write_record(before, folder / "plan-1.json")
-    elif before is not None:
-        (folder / "plan-1.json").write_text(before)
-    one = advised(folder)
-    one.finish()
-    assert (folder / "advice.json").exists()
-    assert one.wanted(1)
 
 
 def test_advice_for_what_is_followed_anyhow_changes_nothing(folder):
@@ -272,31 +255,6 @@ def test_going_on_under_a_plan_that_changes_nothing_is_as_if_nothing_had_been(tm
     with begin(tmp_path / "run", changed, resume=True) as two:
         train(two)
     assert torch.allclose(weights_of(two.model), weights_of(whole.model), rtol=0, atol=1e-6)
-
-
-def test_a_run_that_was_killed_when_it_took_advice_for_its_last_epoch_tells_of_it(
-    tmp_path, monkeypatch
-):
-    folder = tmp_path / "run"
-    one = begin(folder)
-    steps = []
-
-    def each_step():
-        steps.append(one.local_batch_sizes)
-        if len(steps) == 5 * (EPOCHS - 2) + 1:  # in the last epoch but one
-            advise(folder)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PlanSwitch, "_settle", killed)
-        with pytest.raises(Killed), one:
-            train(one, each_step=each_step)
-    assert not (folder / "advice-1.json").exists()
-    with begin(folder, read_record(folder / "plan.json", Plan), resume=True) as two:
-        train(two)
-    assert read_record(folder / "advice-1.json", KeptAdvice).taken == EPOCHS - 1
-    assert f"is taken from epoch {EPOCHS} on" in "".join(notes(folder))
-    summary = read_record(folder / "summary.json", RunSummary)
-    assert [epoch.global_batch_size for epoch in summary.epochs] == [5, 5, 5, 5, 11]
 
 
 def test_a_session_that_follows_no_advice_leaves_it_alone(tmp_path):

@@ -157,7 +157,6 @@ class AllReduceRun:
 
     def epochs(self) -> Iterator[int]:
         """The zero-based epochs that are left to train."""
-        self._plan_switch.finish()
         self._recorder.training_begins()
         if self._done and any(self._group.gather(self._checkpoints.misses(self.state.steps))):
             self._keep_steps()  # gone on from `best`: before the model gets its average

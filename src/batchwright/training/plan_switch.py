@@ -4,7 +4,7 @@
 
 The plan before is kept as ``plan-N.json`` and the advice as ``advice-N.json``, N being its number.
 Replacing ``plan.json`` is what counts: a process that is killed before or after it leaves a run
-folder that can be resumed, and a note that it had yet to write is written then.
+folder that can be resumed; advice that is followed by then is put aside after the next epoch.
 """
 
 from __future__ import annotations
@@ -34,17 +34,6 @@ class PlanSwitch:
     def __init__(self, folder: Path | None, plan: Plan, recorder: Recorder, least: int) -> None:
         self._folder, self._plan, self._recorder, self._least = folder, plan, recorder, least
         self._chosen: tuple[KeptAdvice, Plan] | None = None  # advice to take, and its plan
-
-    def finish(self) -> None:
-        """Finish taking advice, if a process was killed right after it had replaced the plan.
-
-        Raises:
-            FileError: It cannot be written.
-        """
-        advice = self._found()
-        epoch = self._followed_from(advice) if advice is not None else None
-        if advice is not None and epoch is not None:
-            self._settle(advice.model_copy(update={"taken": epoch}))
 
     def wanted(self, epoch: int) -> bool:
         """Whether another plan is to be followed from a zero-based epoch on.
@@ -94,26 +83,6 @@ class PlanSwitch:
             path.replace(path.with_name("advice-unreadable.json"))
             self._recorder.note(f"advice is not taken: {one_line(error)}")
             return None
-
-    def _followed_from(self, advice: KeptAdvice) -> int | None:
-        """The epoch from which the current plan follows the advice; ``None``: it does not.
-
-        It is the first in which the plan differs from the one before, provided that the advice
-        explains the difference: the plan before may have been kept for another reason.
-        """
-        assert self._folder is not None  # noqa: S101 - the advice came from there
-        path, now = self._folder / f"plan-{advice.number}.json", _effects(self._plan)
-        if not path.exists():
-            return None
-        try:
-            before = read_record(path, Plan)
-            pairs = enumerate(zip(_effects(before), now, strict=False))
-            epoch = next((number for number, (old, new) in pairs if old != new), None)
-            if epoch is None or _effects(spliced(before, advice.plan, epoch)) != now:
-                return None
-        except (FileError, PlanError):
-            return None
-        return epoch
 
     def _settle(self, advice: KeptAdvice) -> None:
         """Note that advice is followed, and put it aside."""
