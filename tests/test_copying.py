@@ -77,7 +77,7 @@ def test_what_found_no_memory_beside_a_step_is_made_after_it():
 @pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
 def test_batches_made_ahead_are_those_made_one_by_one(store):
     batches = list(torch.randperm(300).split(40))
-    wanted = build(store).training_batches(batches, epoch=2, resolution=12)
+    wanted = build(store).training(batches, epoch=2, resolution=12)
     ahead = build(store)
     found = (
         ahead._finished(gathered, 12)

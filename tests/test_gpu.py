@@ -173,7 +173,7 @@ def right(outputs, labels):
     "training.step.peak_memory:PeakMemory.__init__",
     "training.batches.randomness:random_states",
     "workload.data.pipeline:ImagePipeline._level_of",
-    "workload.data.pipeline:ImagePipeline.training_batches",
+    "workload.data.pipeline:ImagePipeline.training",
     "workload.data.pipeline:_Level.on_gpu",
     "workload.data.pipeline:flip",
     "workload.data.copying:copy_to_device",

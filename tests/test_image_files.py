@@ -27,7 +27,6 @@ from batchwright.probing.executor import Executor
 from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.step_time import visit_beside_loading
 from batchwright.records import Job
-from batchwright.training.batches.feeding import FileFeed
 from batchwright.workload.data import decoding, image_files, listing, sources
 from batchwright.workload.data.decoding import decode, decode_square
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
@@ -436,7 +435,7 @@ def test_a_closed_feed_of_files_ends_its_loaders_and_others_may_follow(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(multiprocessing.active_children())
-    feed = FileFeed(pipeline(in_files(root, monkeypatch), loaders=1))
+    feed = pipeline(in_files(root, monkeypatch), loaders=1)
     for _ in range(2):
         batches = feed.training([torch.tensor([0, 1])] * 6, epoch=0, resolution=32)
         next(batches)

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan
-from batchwright.training.batches.feeding import DatasetFeed, PipelineFeed
+from batchwright.training.batches.feeding import DatasetFeed
 from batchwright.training.batches.stage_settings import StageSettings
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
@@ -19,10 +19,10 @@ from samples import make_plan
 CPU = torch.device("cpu")
 
 
-def feed() -> PipelineFeed:
+def feed() -> ImagePipeline:
     pixels = torch.randint(0, 256, (20, 16, 16, 3), generator=torch.Generator().manual_seed(3))
     store = ImageStore.from_images(pixels.to(torch.uint8), torch.arange(20))
-    pipeline = ImagePipeline(
+    return ImagePipeline(
         store,
         device=CPU,
         side=16,
@@ -31,7 +31,6 @@ def feed() -> PipelineFeed:
         augmentation="crop",
         seed=1,
     )
-    return PipelineFeed(pipeline)
 
 
 def plan_of(*, dropouts=(0.0, 0.0), strengths=(1.0, 1.0)) -> Plan:

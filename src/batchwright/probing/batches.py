@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from batchwright.records import Job
-from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
+from batchwright.training.batches.feeding import DatasetFeed, Feed
 from batchwright.training.batches.sampler import balancing_weights
 from batchwright.training.step.early_batches import Early
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
@@ -134,7 +134,7 @@ class Batches:
     def training_feed(self, workers: int) -> Feed:
         """The feed of a training on ``workers`` workers."""
         if isinstance(self._train, ImagePipeline):
-            return PipelineFeed(self._train)
+            return self._train
         feed = self.feed(workers)
         assert feed is not None  # noqa: S101 - data other than a store have a feed
         return feed
@@ -206,7 +206,7 @@ class Batches:
                 ahead=1,
                 resize=resized,
             )
-        pipeline = FilePipeline(
+        return FilePipeline(
             part,
             device=self._device,
             augmentation=self._job.augmentation,
@@ -218,7 +218,6 @@ class Batches:
             loaders=loaders,
             ahead=1,
         )
-        return FileFeed(pipeline)
 
     def _random_indices(self, size: int, samples: int) -> Tensor:
         return torch.randint(samples, (size,), generator=self._random)

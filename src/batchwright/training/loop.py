@@ -187,37 +187,23 @@ def _fed(
     part: ImageStore | Dataset[Any], plan: Plan, data: ImageData, device: torch.device
 ) -> Images:
     """What a session reads: our pipeline over our store or files, or the user's own data set."""
-    dtype = dtype_of(plan.precision)
-    if isinstance(part, ImageFiles):
-        return FilePipeline(
-            part,
-            device=device,
-            augmentation=plan.stages[0].augmentation,
-            rotation=plan.job.rotation,
-            zoom=plan.job.zoom,
-            crop_scale=plan.job.crop_scale,
-            seed=plan.job.seed,
-            dtype=dtype,
-            loaders=loader_processes(
-                plan.job, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), files=True
-            ),
-        )
-    if not isinstance(part, ImageStore):
+    if not isinstance(part, ImageStore | ImageFiles):
         return part
-    pipeline = ImagePipeline(
-        part,
-        device=device,
-        side=plan.top_resolution,
-        mean=data.mean,
-        std=data.std,
-        augmentation=plan.stages[0].augmentation,
-        rotation=plan.job.rotation,
-        zoom=plan.job.zoom,
-        crop_scale=plan.job.crop_scale,
-        seed=plan.job.seed,
-        dtype=dtype,
-        limit=plan.job.goal.memory,
-    )
+    job = plan.job
+    how: dict[str, Any] = {
+        "device": device,
+        "augmentation": plan.stages[0].augmentation,
+        "rotation": job.rotation,
+        "zoom": job.zoom,
+        "crop_scale": job.crop_scale,
+        "seed": job.seed,
+        "dtype": dtype_of(plan.precision),
+    }
+    if isinstance(part, ImageFiles):
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return FilePipeline(part, loaders=loader_processes(job, local, files=True), **how)
+    side, limit = plan.top_resolution, job.goal.memory
+    pipeline = ImagePipeline(part, side=side, mean=data.mean, std=data.std, limit=limit, **how)
     if part is data.train:
         pipeline.prepare({stage.resolution for stage in plan.stages})
     return pipeline

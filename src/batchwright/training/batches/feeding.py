@@ -44,15 +44,14 @@ class Feed(Protocol):
     """Makes the batches of one data set.
 
     Attributes:
-        shifts: Whether it shifts training images itself, as far as `set_strength` says.
+        shifts: Whether it shifts training images itself, as far as ``strength`` says.
+        strength: Strength of the shifts, relative to the usual ones.
         loading: Counts batches and processor time of the loader processes, if there are any.
     """
 
     shifts: bool
+    strength: float
     loading: LoadingMeter
-
-    def set_strength(self, strength: float) -> None:
-        """Shift training images by ``strength`` times the usual from here on."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -63,7 +62,7 @@ class Feed(Protocol):
     def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
         """A training batch for each tensor of sample indices, in order; may fetch ahead."""
 
-    def made_on_gpu(self, resolution: int) -> bool:
+    def makes_on_gpu(self, resolution: int) -> bool:
         """Whether a GPU makes the batches, so that the host waits for nothing."""
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
@@ -79,97 +78,10 @@ class Feed(Protocol):
 def feed_of(
     dataset: Dataset[Any] | ImagePipeline | FilePipeline, device: torch.device, **how: Any
 ) -> Feed:
-    """The feed of a pipeline of ours or of a user's data set; ``how`` is for `DatasetFeed`."""
-    if isinstance(dataset, ImagePipeline):
-        return PipelineFeed(dataset)
-    if isinstance(dataset, FilePipeline):
-        return FileFeed(dataset)
+    """A pipeline of ours as it is, else the feed of a user's data set, which ``how`` is for."""
+    if isinstance(dataset, ImagePipeline | FilePipeline):
+        return dataset
     return DatasetFeed(dataset, device=device, **how)
-
-
-class PipelineFeed:
-    """Batches made on the device by an `ImagePipeline`."""
-
-    shifts = True
-
-    def __init__(self, pipeline: ImagePipeline) -> None:
-        self._pipeline, self.loading = pipeline, LoadingMeter(0)
-
-    def set_strength(self, strength: float) -> None:
-        """See `ImagePipeline.strength`."""
-        self._pipeline.strength = strength
-
-    def __len__(self) -> int:
-        return len(self._pipeline)
-
-    def description(self) -> dict[str, Any]:
-        """Image side in pixels, and the normalization of RGB values in [0, 1]."""
-        pipeline = self._pipeline
-        return {"side": pipeline.side, "mean": list(pipeline.mean), "std": list(pipeline.std)}
-
-    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
-        """(images, labels) with augmentation."""
-        return self._pipeline.training_batches(batches, epoch=epoch, resolution=resolution)
-
-    def made_on_gpu(self, resolution: int) -> bool:
-        """See `ImagePipeline.makes_on_gpu`."""
-        return self._pipeline.makes_on_gpu(resolution)
-
-    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
-        """One such batch."""
-        return self._pipeline.training_batch(indices, epoch=epoch, resolution=resolution)
-
-    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
-        """(images, labels) without augmentation."""
-        side = resolution or self._pipeline.side
-        for indices in batches:
-            yield self._pipeline.evaluation_batch(indices, resolution=side)
-
-    def close(self) -> None:
-        """Nothing: it has no loader processes."""
-
-
-class FileFeed:
-    """Batches out of image files, decoded by loader processes; see `FilePipeline`."""
-
-    shifts = True
-
-    def __init__(self, pipeline: FilePipeline) -> None:
-        self._pipeline, self.loading = pipeline, pipeline.loading
-
-    def __len__(self) -> int:
-        return len(self._pipeline)
-
-    def set_strength(self, strength: float) -> None:
-        """See `FilePipeline.strength`."""
-        self._pipeline.strength = strength
-
-    def description(self) -> dict[str, Any]:
-        """Image side in pixels, and the normalization of RGB values in [0, 1]."""
-        files = self._pipeline.files
-        return {"side": files.side, "mean": list(files.mean), "std": list(files.std)}
-
-    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
-        """(images, labels) with augmentation."""
-        return self._pipeline.batches(batches, epoch=epoch, resolution=resolution)
-
-    def made_on_gpu(self, resolution: int) -> bool:
-        """No: images are decoded on the CPU."""
-        del resolution
-        return False
-
-    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
-        """One such batch, decoded in this process."""
-        return self._pipeline.single(indices, epoch=epoch, resolution=resolution)
-
-    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
-        """(images, labels) without augmentation."""
-        side = resolution or self._pipeline.files.side
-        return self._pipeline.batches(batches, epoch=None, resolution=side)
-
-    def close(self) -> None:
-        """End the loader processes."""
-        self._pipeline.close()
 
 
 class DatasetFeed:
@@ -194,7 +106,7 @@ class DatasetFeed:
         PlanError: Several resolutions, and nothing says what to resize.
     """
 
-    shifts = False
+    shifts, strength = False, 1.0
 
     def __init__(
         self,
@@ -225,9 +137,6 @@ class DatasetFeed:
         self._dataset, self._told = dataset, False
         self._copied: CopiedData | None = None  # as the loader processes have it
 
-    def set_strength(self, strength: float) -> None:
-        """Nothing: the data set augments its images itself."""
-
     def __len__(self) -> int:
         return len(self._items)
 
@@ -240,7 +149,7 @@ class DatasetFeed:
         for batch in self._fetch(batches, epoch):
             yield self._resized(batch, resolution)
 
-    def made_on_gpu(self, resolution: int) -> bool:
+    def makes_on_gpu(self, resolution: int) -> bool:
         """No: the data set makes them on the CPU."""
         del resolution
         return False

@@ -56,7 +56,7 @@ class StageSettings:
         for layer in self._layers:
             layer.p = stage.dropout
         if self._strengths != {1.0}:
-            self._feed.set_strength(stage.augmentation_strength)
+            self._feed.strength = stage.augmentation_strength
 
 
 def _listed(values: set[float]) -> str:

@@ -140,7 +140,7 @@ class MicroBatches:
         loaded = loading.totals.cpu_seconds
         batches: Iterator[Batch]
         early = NO_BATCHES
-        if self._feed.made_on_gpu(resolution):
+        if self._feed.makes_on_gpu(resolution):
             make = partial(self._feed.single, epoch=epoch, resolution=resolution)
             batches = early = Early(steps.ahead(), make)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -166,10 +166,13 @@ class FilePipeline:
         crop_scale: As for `ImagePipeline`.
 
     Attributes:
+        shifts: Whether it shifts training images as far as ``strength`` says: it does.
         files: The images.
         loading: Counts and times the decoded batches.
         strength: As for `ImagePipeline`.
     """
+
+    shifts = True
 
     def __init__(
         self,
@@ -216,6 +219,28 @@ class FilePipeline:
         end_loaders(self._loader)
         self._loader = self._make_loader()
 
+    def description(self) -> dict[str, Any]:
+        """Image side in pixels, and the normalization of RGB values in [0, 1]."""
+        files = self.files
+        return {"side": files.side, "mean": list(files.mean), "std": list(files.std)}
+
+    def makes_on_gpu(self, resolution: int) -> bool:
+        """No: images are decoded on the CPU."""
+        del resolution
+        return False
+
+    def training(
+        self, batches: Iterable[Tensor], epoch: int, resolution: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`batches` with random changes."""
+        return self.batches(batches, epoch=epoch, resolution=resolution)
+
+    def evaluation(
+        self, batches: Iterable[Tensor], resolution: int | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`batches` without random changes; by default at the highest resolution."""
+        return self.batches(batches, epoch=None, resolution=resolution or self.files.side)
+
     def batches(
         self, batches: Iterable[Tensor], *, epoch: int | None, resolution: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -246,7 +271,7 @@ class FilePipeline:
                 raise squares
             yield self._finished(squares, asked.pop(0), epoch, resolution)
 
-    def single(self, indices: Tensor, *, epoch: int, resolution: int) -> tuple[Tensor, Tensor]:
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> tuple[Tensor, Tensor]:
         """One training batch, decoded in this process."""
         keys = self._keys_maker(epoch, resolution)(indices)
         squares = _together([self._cut[key] for key in keys])

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from torch.nn import functional
 from batchwright.records import Augmentation
 from batchwright.workload.data.copying import copy_to_device, prefetched
 from batchwright.workload.data.image_store import ImageStore, rectangles_at, squares_at
+from batchwright.workload.data.loading import LoadingMeter
 from batchwright.workload.data.random_numbers import (
     FIELD_BITS,
     Draws,
@@ -85,10 +87,14 @@ class ImagePipeline:
     ``side``, ``mean`` and ``std`` are attributes, too.
 
     Attributes:
+        shifts: Whether it shifts training images as far as ``strength`` says: it does.
+        loading: Counts nothing: no process loads beside this one.
         strength: Strength of the augmentation: largest shift, turn and zoom, relative to the usual
             ones; 0 changes nothing. Crops cannot leave the image, so for them 1 is the most. For
             resized crops see `ResizedCrops.draw`.
     """
+
+    shifts = True
 
     def __init__(
         self,
@@ -115,7 +121,7 @@ class ImagePipeline:
         self._warps = Warps(seed, rotation, zoom)
         self._resized_crops = ResizedCrops(seed, crop_scale)
         self._normalization = Normalization(mean, std, device=device, dtype=dtype)
-        self.strength = 1.0
+        self.strength, self.loading = 1.0, LoadingMeter(0)
         self._drawn, self._drawn_starts, self._pad = -1, (-1, 0.0, 0), 0
         self._tables: dict[tuple[str, torch.device], Tensor] = {}
         self._brought: tuple[Tensor, torch.device, Tensor] | None = None
@@ -143,8 +149,16 @@ class ImagePipeline:
         """
         return self._finished(self._gathered(indices, epoch, resolution), resolution)
 
-    def training_batches(
-        self, batches: Iterable[Tensor], *, epoch: int, resolution: int
+    def description(self) -> dict[str, Any]:
+        """Image side in pixels, and the normalization of RGB values in [0, 1]."""
+        return {"side": self.side, "mean": list(self.mean), "std": list(self.std)}
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> tuple[Tensor, Tensor]:
+        """`training_batch`, beside those that `training` makes ahead."""
+        return self.training_batch(indices, epoch=epoch, resolution=resolution)
+
+    def training(
+        self, batches: Iterable[Tensor], epoch: int, resolution: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """`training_batch` for each tensor of indices.
 
@@ -199,6 +213,16 @@ class ImagePipeline:
         pixels = self._still(self._full, indices)
         labels = self._chosen("labels", self._full, indices)
         return self._normalize(pixels, resolution), labels
+
+    def evaluation(
+        self, batches: Iterable[Tensor], resolution: int | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`evaluation_batch` for each tensor of indices; by default at ``side``."""
+        for indices in batches:
+            yield self.evaluation_batch(indices, resolution=resolution or self.side)
+
+    def close(self) -> None:
+        """Nothing: it has no loader processes."""
 
     def prepare(self, resolutions: Iterable[int], progress: Progress | None = None) -> None:
         """Make the images for training at ``resolutions``; else the first batch makes them."""
