@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -16,9 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright import Session
-from batchwright.errors import PlanError, TrainingError
+from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
-from batchwright.training.evaluate.evaluation import Fitting
 from batchwright.training.evaluate.recalibration import recalibrated
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
@@ -225,74 +223,8 @@ def run_model(model, batch):
     return model(batch)
 
 
-def taken_anew(network, batches, group, *, forward=run_model, fitting=None, make=lambda part: part):
-    """`recalibrated` with whole batches, or with such as ``fitting`` has room for."""
-    fitting = Fitting() if fitting is None else fitting
-
-    def fitted():
-        for samples, batch in batches:
-            for part in batch.split(fitting.of(samples)):
-                yield len(part), partial(make, part)
-
-    return recalibrated(
-        network, fitted, group, forward=forward, autocast=nullcontext, fitting=fitting
-    )
-
-
-def test_statistics_are_taken_in_smaller_batches_where_memory_runs_out():
-    network, batches, sizes = make_network(), batches_of(2, 8), []
-
-    def scarce(model, batch):
-        sizes.append(len(batch))
-        outputs = model(batch)
-        if len(batch) > 4 and len(sizes) > 1:
-            raise torch.OutOfMemoryError("the test allows no more")
-        return outputs
-
-    with taken_anew(network, batches, Alone(), fitting=Fitting(4)):
-        expected = [b.clone() for b in network.buffers()]
-    fitting = Fitting()
-    with (
-        pytest.warns(UserWarning, match="ran out .* with 9 samples .* goes on with 4"),
-        taken_anew(network, batches, Alone(), forward=scarce, fitting=fitting),
-    ):
-        found = [b.clone() for b in network.buffers()]
-    assert sizes == [8, 9, 4, 4, 4, 4, 1]  # the first batch, which had fitted, counts once
-    assert fitting.most == 4
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert all(len(module._forward_hooks) == 0 for module in network.modules())
-
-
-def test_memory_that_runs_out_while_a_batch_is_made_makes_it_smaller():
-    """The first one too, of which no forward pass has shown the size yet."""
-    network, batches, fitting = make_network(), batches_of(2, 8), Fitting()
-
-    def scarce(part):
-        if len(part) > 4:
-            raise torch.OutOfMemoryError("the test allows no more")
-        return part
-
-    with taken_anew(network, batches, Alone(), fitting=Fitting(4)):
-        expected = [b.clone() for b in network.buffers()]
-    with (
-        pytest.warns(UserWarning, match="ran out .* with 8 samples .* goes on with 4"),
-        taken_anew(network, batches, Alone(), fitting=fitting, make=scarce),
-    ):
-        found = [b.clone() for b in network.buffers()]
-    assert fitting.most == 4
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def test_statistics_of_a_single_sample_are_not_taken():
-    def none(model, batch):
-        raise torch.OutOfMemoryError("the test allows nothing")
-
-    with (
-        pytest.warns(UserWarning, match="goes on with 2"),
-        pytest.raises(TrainingError, match=r"not enough memory to evaluate 2 samples"),
-        taken_anew(make_network(), batches_of(1, 4), Alone(), forward=none),
-    ):
-        pass
+def taken_anew(network, batches, group):
+    return recalibrated(network, batches, group, forward=run_model, autocast=nullcontext)
 
 
 def test_recalibrated_statistics_are_those_of_all_samples():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,11 +241,9 @@ class Setup:
             epoch: Zero-based.
             between_epochs: Whether the training feed has nothing else under way.
         """
-        how: dict[str, Any] = {"autocast": self.autocast, "fitting": self.fitting}
         statistics: AbstractContextManager[None] = nullcontext()
         if self.plan.job.cycle.recalibrate and order is not None:
-            batches = partial(
-                calibrating_batches,
+            batches = calibrating_batches(
                 self.feed,
                 self.plan,
                 order,
@@ -254,14 +251,22 @@ class Setup:
                 shares=shares,
                 ranks=(group.rank,) if group.size > 1 else range(len(shares)),
                 between_epochs=between_epochs,
-                fitting=self.fitting,
             )
-            statistics = recalibrated(what.model, batches, group, forward=what.forward, **how)
+            statistics = recalibrated(
+                what.model, batches, group, forward=what.forward, autocast=self.autocast
+            )
         own = shares if group.size > 1 else (1,)
         # Average and statistics are those of the trained model; any other keeps its own.
         averaged = self.average.in_place() if self.average else nullcontext()
         with averaged, statistics:
-            sums, count, stopped = evaluate(what, group=group, stop=self.stop, shares=own, **how)
+            sums, count, stopped = evaluate(
+                what,
+                group=group,
+                stop=self.stop,
+                autocast=self.autocast,
+                shares=own,
+                fitting=self.fitting,
+            )
         if self.plan.job.track and count and not stopped:  # not of their average
             share = own[group.rank] / sum(own)
             found = self._tracked(what, group, share) if "loss" in sums else {}
@@ -287,4 +292,4 @@ class Setup:
 
     def autocast(self) -> torch.autocast:
         """Context of a forward pass in the plan's precision."""
-        return partial(autocast, self.plan.precision, self.group.device)()
+        return autocast(self.plan.precision, self.group.device)

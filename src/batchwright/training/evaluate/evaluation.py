@@ -146,7 +146,7 @@ def evaluate(
             done, cause = _added(batches, feed.evaluation(batches, None), add, stop)
             count += done
             if done < len(left) and not stop.number:
-                halve(fitting, min(len(batches[0]), len(left) - done), group, cause=cause)
+                _halve(fitting, min(len(batches[0]), len(left) - done), group, cause)
     return _summed(totals, count, group, stop, len(feed))
 
 
@@ -174,24 +174,17 @@ def _added(
     return done, cause
 
 
-def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1, cause: str = "") -> None:
-    """Halve the samples in a forward pass, in which memory ran out.
-
-    Args:
-        fitting: Remembers the number.
-        failed: Samples with which memory ran out.
-        group: Names this worker.
-        least: Fewest samples that a forward pass makes sense with.
-        cause: The error that said so, if it is known.
+def _halve(fitting: Fitting, failed: int, group: Group, cause: str) -> None:
+    """Halve the samples in a forward pass, in which memory ran out with ``failed`` of them.
 
     Raises:
-        TrainingError: Half as many are too few.
+        TrainingError: It was one sample.
     """
-    if failed < 2 * least:
+    if failed < 2:
         raise TrainingError(
             f"{group.places[group.rank]} has not enough memory to evaluate "
             f"{counted(failed, 'sample')} at once: take a smaller network or resolution, or free "
-            "memory" + f" ({cause})" * bool(cause)
+            f"memory ({cause})"
         )
     fitting.most = failed // 2
     release_memory(group.device)

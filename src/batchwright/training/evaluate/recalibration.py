@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from batchwright.distributed.group import Group
 from batchwright.records import Plan
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.sampler import Step, micro_batches
-from batchwright.training.evaluate.evaluation import Fitting, halve, present, without_gradients
-from batchwright.workload.host import is_out_of_memory
+from batchwright.training.evaluate.evaluation import present, without_gradients
 
 _LEAST = 2  # samples that have a variance
 
@@ -36,8 +34,7 @@ def calibrating_batches(
     shares: Sequence[int],
     ranks: Sequence[int],
     between_epochs: bool,
-    fitting: Fitting,
-) -> Iterator[tuple[int, Callable[[], Any]]]:
+) -> Iterator[tuple[int, Any]]:
     """This process's part of the training batches that ``cycle.recalibrate`` asks for.
 
     They are the first batches of the epoch, of the size and resolution of the plan's row with the
@@ -51,10 +48,9 @@ def calibrating_batches(
         shares: The workers' shares of the samples, in rank order.
         ranks: The workers of this process.
         between_epochs: Whether the feed has nothing else under way.
-        fitting: How many samples fit into a forward pass, as far as known.
 
     Yields:
-        (samples, make): the batch's size, known before ``make()`` makes it and may lack the memory.
+        (samples, batch).
     """
     top = max(plan.stages, key=lambda stage: stage.resolution)
     wanted = order[: plan.job.cycle.recalibrate * top.global_batch_size]
@@ -65,7 +61,7 @@ def calibrating_batches(
             least = _LEAST if len(batch) >= _LEAST * len(shares) else 0
             first, last = Step(start, tuple(apportion(shares, len(batch), least=least))).span(rank)
             start += len(batch)
-            sizes = micro_batches(last - first, fitting.of(top.micro_batch_size), _LEAST)
+            sizes = micro_batches(last - first, top.micro_batch_size, _LEAST)
             parts += order[first:last].split(sizes) if last - first >= _LEAST else []
     fetched: Iterator[Any]
     if between_epochs:
@@ -73,21 +69,20 @@ def calibrating_batches(
     else:
         fetched = (feed.single(part, epoch, top.resolution) for part in parts)
     for part in parts:
-        yield len(part), partial(next, fetched)
+        yield len(part), next(fetched)
     next(fetched, None)  # the feed ends its pass, as after any last batch
 
 
 @contextmanager
 def recalibrated(
     model: nn.Module,
-    batches: Callable[[], Iterable[tuple[int, Callable[[], Any]]]],
+    batches: Iterable[tuple[int, Any]],
     group: Group,
     *,
     forward: Callable[[nn.Module, Any], Any],
     autocast: Callable[[], AbstractContextManager[Any]],
-    fitting: Fitting,
 ) -> Iterator[None]:
-    r"""Inside, batch normalization has the statistics of ``batches()``, over all workers.
+    r"""Inside, batch normalization has the statistics of ``batches``, over all workers.
 
     With samples :math:`n_j`, mean :math:`m_j` and variance :math:`v_j` of each batch :math:`j` of
     each worker, and :math:`N = \sum n_j`: mean :math:`m = \sum n_j m_j / N`, variance
@@ -102,15 +97,10 @@ def recalibrated(
 
     Args:
         model: Holds the layers.
-        batches: Returns this worker's batches, as (samples, make); called only if there are layers,
-            and again, for smaller batches of the same samples, whenever memory runs out.
+        batches: This worker's batches, as (samples, batch); none is made unless there are layers.
         group: The workers.
         forward: f(model, batch) runs the model.
         autocast: Makes the context of a forward pass.
-        fitting: How many samples fit into a forward pass; halved where memory runs out.
-
-    Raises:
-        TrainingError: Not even the fewest samples fit into memory.
 
     References:
         Wu and Johnson 2021, arXiv 2105.07576, section 3: "precise" statistics.
@@ -121,11 +111,7 @@ def recalibrated(
         return
     own = [{name: b.clone() for name, b in layer.named_buffers()} for layer in layers]
     try:
-        moments, samples = _moments(model, layers, batches(), forward, autocast)
-        while moments is None:
-            halve(fitting, samples, group, least=_LEAST)
-            moments, samples = _moments(model, layers, batches(), forward, autocast)
-        _set(layers, group.sum(moments))
+        _set(layers, group.sum(_moments(model, layers, batches, forward, autocast)))
         yield
     finally:
         for layer, buffers in zip(layers, own, strict=True):
@@ -147,15 +133,11 @@ def _layers(model: nn.Module) -> list[_BatchNorm]:
 def _moments(
     model: nn.Module,
     layers: Sequence[_BatchNorm],
-    batches: Iterable[tuple[int, Callable[[], Any]]],
+    batches: Iterable[tuple[int, Any]],
     forward: Callable[[nn.Module, Any], Any],
     autocast: Callable[[], AbstractContextManager[Any]],
-) -> tuple[Tensor | None, int]:
-    """Samples, sum of means and sum of squares of each channel of all layers: float64 (3, c).
-
-    Returns:
-        These, or ``None`` where memory ran out; and the samples of the last batch begun.
-    """
+) -> Tensor:
+    """Samples, sum of means and sum of squares of each channel of all layers: float64 (3, c)."""
     device = next(model.parameters()).device
     sums = [torch.zeros(3, layer.num_features, dtype=torch.float64, device=device)
             for layer in layers]  # fmt: skip
@@ -174,16 +156,10 @@ def _moments(
         stack.enter_context(without_gradients())
         for layer, total in zip(layers, sums, strict=True):
             stack.callback(layer.register_forward_hook(note(total)).remove)
-        try:
-            for samples, make in batches:  # noqa: B007 - the hooks read `samples`
-                batch = make()
-                with autocast():
-                    forward(model, batch)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return None, samples
-    return torch.cat(sums, dim=1), samples
+        for samples, batch in batches:  # noqa: B007 - the hooks read `samples`
+            with autocast():
+                forward(model, batch)
+    return torch.cat(sums, dim=1)
 
 
 @contextmanager
