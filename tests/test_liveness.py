@@ -214,8 +214,7 @@ class CoordinatorCrowd(Crowd):
 
     def join(self, worker):
         self.links[worker] = SimpleNamespace(cut=lambda: None)
-        samples = self.plan.data.train_samples
-        hello = Hello(worker, f"here/{worker}", samples, "", (), {})
+        hello = Hello(worker, f"here/{worker}", (), {})
         weights = numbers(1.0) if worker == 0 else None
         self.coordinator.join(hello, weights, self.links[worker])
 

@@ -31,7 +31,7 @@ class Served:
         """Workers are there, and ask for their first rounds."""
         for rank in ranks:
             self.links[rank] = SimpleNamespace(cut=lambda: None)
-            hello = Hello(rank, f"here/{rank}", self.plan.data.train_samples, "", (), {})
+            hello = Hello(rank, f"here/{rank}", (), {})
             weights = numbers(1.0) if rank == 0 else None
             self.coordinator.join(hello, weights, self.links[rank])
             self.coordinator.ask(rank, self.links[rank])

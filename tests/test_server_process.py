@@ -60,8 +60,6 @@ class Served:
         hello = Hello(
             rank=rank,
             place=f"here/cpu:{rank}",
-            samples=self.plan.data.train_samples,
-            plan=self.plan.model_dump_json(),
             entries=tuple(layout(model)),
             description={},
         )

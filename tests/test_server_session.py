@@ -301,7 +301,7 @@ def test_a_silent_worker_is_named_and_may_come_back(tmp_path, monkeypatch):
     plan = make_served_plan((8,), (24,), epochs=2)
     with hosted(plan, tmp_path / "run") as address:
         link = connect(address, KEY, timeout=200)
-        say_hello(link.send, plan, make_model())
+        say_hello(link.send, make_model())
         link.send(Next())
         assert first_round(link).ticket is not None
         lose_patience(ends[0], 0.2)
@@ -335,7 +335,7 @@ def numbers_of(plan, *, ended):
     with hosted(plan) as address:
         if ended:
             link = connect(address, KEY, timeout=200)
-            say_hello(link.send, plan, make_model())
+            say_hello(link.send, make_model())
             link.send(Next())
             first_round(link)
             link.send(TRAINED, pack(make_model()))
@@ -358,7 +358,7 @@ def test_an_evaluation_that_was_cut_short_is_all_that_is_left_to_do(tmp_path):
     plan = make_served_plan((8,), (24,), epochs=1)
     with hosted(plan, tmp_path / "run") as address:
         link = connect(address, KEY, timeout=200)
-        say_hello(link.send, plan, make_model())
+        say_hello(link.send, make_model())
         link.send(Next())
         pushed = pack(make_model())
         pushed.floats.add_(1.0)
@@ -387,10 +387,10 @@ def test_a_worker_that_leaves_without_a_word_leaves_its_round_to_the_others(monk
     plan = make_served_plan((8, 8), (12, 12), epochs=1)
     with hosted(plan) as address:
         link = connect(address, KEY, timeout=200)
-        say_hello(link.send, plan, make_model())
+        say_hello(link.send, make_model())
         link.send(Next())
         other = ServerClient(address, KEY.hex(), 200, SimpleNamespace(number=0))
-        other.hello(hello_of(plan, make_model(), rank=1), None)
+        other.hello(hello_of(make_model(), rank=1), None)
         starts = [other.next()[1].ticket.start]
         link.close()
         starts.append(other.push(pack(make_model()), TRAINED)[1].ticket.start)
@@ -428,7 +428,7 @@ def test_another_model_is_refused_with_the_first_difference():
     plan = make_served_plan((8,), (24,))
     with hosted(plan) as address:
         visitor = connect(address, KEY, timeout=200)
-        say_hello(visitor.send, plan, make_model())
+        say_hello(visitor.send, make_model())
         assert visitor.receive().message == Welcome()
         visitor.close()
         with pytest.raises(
@@ -438,21 +438,19 @@ def test_another_model_is_refused_with_the_first_difference():
         train(0, plan.model_dump_json(), address)
 
 
-def hello_of(plan, model, *, rank=0):
+def hello_of(model, *, rank=0):
     """What a worker says when it comes."""
     return Hello(
         rank=rank,
         place=f"here/cpu:{rank}",
-        samples=plan.data.train_samples,
-        plan=plan.model_dump_json(),
         entries=tuple(layout(model)),
         description={},
     )
 
 
-def say_hello(send, plan, model):
+def say_hello(send, model):
     """What worker 0 says, which brings its weights."""
-    send(hello_of(plan, model), pack(model))
+    send(hello_of(model), pack(model))
 
 
 def first_round(link):

@@ -84,7 +84,7 @@ def test_words_and_weights_arrive_as_they_were(ends, dtype):
 
 
 MESSAGES = [
-    Hello(1, "here/cpu:1", 9, "{}", (Entry("0.weight", (8, 4), "torch.float32", 0),), {"side": 8}),
+    Hello(1, "here/cpu:1", (Entry("0.weight", (8, 4), "torch.float32", 0),), {"side": 8}),
     Round(RoundAssignment(1, 0, 24, 12, 1, 0, 0.5, 24, 24), 0, {"top1": 0.1}, 0.25, 1e-300),
     Round(None, None, {}, 0.0, 0.0),
     Settled(exchange=0.1 + 0.2, evaluation=1.0, scores={"loss": float("inf")}, count=12),

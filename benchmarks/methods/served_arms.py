@@ -67,7 +67,7 @@ def pushes_per_second(workers: int, seconds: float) -> float:
             raise RuntimeError(f"no parameter server: {problem}")
         for rank in range(workers):
             ours, theirs = context.Pipe()
-            arguments = (theirs, server.address, server.key, rank, workers, seconds)
+            arguments = (theirs, server.address, server.key, rank, seconds)
             processes.append(context.Process(target=_push, args=arguments, daemon=True))
             processes[-1].start()
             theirs.close()
@@ -91,9 +91,7 @@ def _received(pipe: Connection, seconds: float) -> tuple[int, float]:
     return found
 
 
-def _push(
-    pipe: Connection, address: str, key: str, rank: int, workers: int, seconds: float
-) -> None:
+def _push(pipe: Connection, address: str, key: str, rank: int, seconds: float) -> None:
     """Push for ``seconds``; send the number of pushes, and the seconds that they really took."""
     network = build_network(PUSHED, classes=CLASSES, side=SIDE)
     weights = pack(network)
@@ -101,8 +99,6 @@ def _push(
     hello = Hello(
         rank=rank,
         place=f"here/cpu:{rank}",
-        samples=SAMPLES,
-        plan=_plan(workers).model_dump_json(),
         entries=tuple(layout(network)),
         description={},
     )

@@ -65,7 +65,9 @@ class ServerCheckpoints:
         if found is None:
             return
         content = found.content
-        self.refuse_other_plan(str(found.path), content["plan"])
+        other = Plan.model_validate_json(content["plan"])
+        if other.model_copy(update={"job": self._plan.job}) != self._plan:
+            raise PlanError(f"{found.path} is of another plan: resume with that of its run folder")
         state = content["state"]
         where = (
             f"resumed after {counted(state['epoch'], 'epoch')}, {state['samples_seen']} samples"
@@ -77,12 +79,6 @@ class ServerCheckpoints:
         self._writer.saved_steps = found.last_steps
         self._writer.last_is_damaged = found.last_is_damaged
         found.tell_problems(self._recorder, where)
-
-    def refuse_other_plan(self, path: str, text: str) -> None:
-        """Raise `PlanError` if a plan, as JSON text, differs in more than its job."""
-        other = Plan.model_validate_json(text)
-        if other.model_copy(update={"job": self._plan.job}) != self._plan:
-            raise PlanError(f"{path} is another plan: use that of the run folder on all workers")
 
     def save_if_due(self) -> None:
         """Write ``last`` where the job's seconds or steps between checkpoints have passed."""

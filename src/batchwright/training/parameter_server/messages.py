@@ -25,16 +25,12 @@ class Hello:
     Attributes:
         rank: Rank of the worker.
         place: Host and device on which it computes.
-        samples: Size of its data set.
-        plan: The plan that it follows, as JSON text.
         entries: Layout of its model's weights in a message.
         description: What a user of the network must know about its input.
     """
 
     rank: int
     place: str
-    samples: int
-    plan: str
     entries: tuple[Entry, ...]
     description: Mapping[str, Any]
 

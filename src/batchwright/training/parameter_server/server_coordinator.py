@@ -103,11 +103,16 @@ class ServerCoordinator:
         """Let a worker join, for the first time or again.
 
         Raises:
-            PlanError: Its data or model differs from the others', or its rank is not in the plan.
+            PlanError: Its model differs from the others'; plan and data it has compared itself.
         """
         with self.lock:
-            self._refuse(hello)
             rank = hello.rank
+            difference = layout_difference(self.entries, hello.entries) if self.entries else ""
+            if difference:
+                raise PlanError(
+                    f"the model of worker {rank} is not that of the others: {difference}; build "
+                    "the same one on all workers"
+                )
             if rank in self.members.links:  # started again before its end was noticed
                 self.lose(rank, self.members.links[rank], "it was started again")
             self.round_log.places[rank] = hello.place
@@ -371,22 +376,6 @@ class ServerCoordinator:
             self.steps = steps
 
     # ----------------------------------------------------------------------------------- private
-
-    def _refuse(self, hello: Hello) -> None:
-        rank, most = hello.rank, self._plan.workers
-        if not 0 <= rank < most:
-            raise PlanError(f"worker {rank} is none of the plan's {most}: start {most} workers")
-        if hello.samples != self._samples:
-            raise PlanError(
-                f"worker {rank} has {hello.samples} training samples and the plan "
-                f"{self._samples}: give all workers the same data"
-            )
-        difference = layout_difference(self.entries, hello.entries) if self.entries else ""
-        if difference:
-            raise PlanError(
-                f"the model of worker {rank} is not that of the others: {difference}; build the "
-                "same one on all workers"
-            )
 
     def _cut_off(self, rank: int) -> None:
         self.members.cut_off(rank)

@@ -171,7 +171,6 @@ class ServerProcess:
         hello = received.message
         assert isinstance(hello, Hello)  # noqa: S101 - only our own client gets so far
         try:
-            self._checkpoints.refuse_other_plan("the parameter server's plan", hello.plan)
             self._coordinator.join(hello, received.weights, link)
         except BatchwrightError as refusal:
             link.send(Refused(str(refusal)))

@@ -323,8 +323,6 @@ class ServerRun:
             hello = Hello(
                 rank=own,
                 place=self._group.places[0],
-                samples=len(self._setup.feed),
-                plan=self._plan.model_dump_json(),
                 entries=tuple(layout(self._model)),
                 description=self._setup.feed.description(),
             )
