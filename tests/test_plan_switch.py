@@ -110,7 +110,7 @@ def folder(tmp_path):
 
 
 def advised(folder, plan=PLAN):
-    return PlanSwitch(folder, plan, Recorder(folder, plan), least=2)
+    return PlanSwitch(folder, plan, Recorder(folder, plan))
 
 
 def test_without_advice_or_before_its_epoch_nothing_changes(folder):
@@ -142,8 +142,6 @@ def test_the_last_epoch_is_the_last_that_can_change(folder):
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        (another(PLAN, local_batch_sizes=(23,)), "larger than the 22 training samples"),
-        (another(PLAN, local_batch_sizes=(1,)), "is too small: the network needs 2 samples"),
         (another(PLAN, resolution=16), "another resolution"),
         (make_tiny_plan(epochs=9), "epochs 9"),
     ],

@@ -149,14 +149,6 @@ def test_what_would_not_come_back_as_it_was_is_refused_and_the_file_before_stays
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_pytorch_refuses_although_its_type_is_plain_is_found_by_the_trial():
-    endless = []
-    endless.append(endless)
-    for value in (2**3000, endless):
-        with pytest.raises(FileError, match="it cannot be read back from a checkpoint"):
-            refuse_unsaveable(value, "it")
-
-
 # ------------------------------------------------------------------------------------- in sessions
 
 

@@ -100,7 +100,7 @@ class AllReduceRun:
             weights=setup.sample_weights,
         )
         switches_in = setup.folder if setup.follow_advice and self.rank == 0 else None
-        self._plan_switch = PlanSwitch(switches_in, self._plan, self._recorder, setup.least)
+        self._plan_switch = PlanSwitch(switches_in, self._plan, self._recorder)
         self._drifted = self._unlike = False  # whether weights were found not to be the same
         self._reducer = (reducer or Reducer)(
             trained,

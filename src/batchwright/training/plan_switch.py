@@ -28,11 +28,10 @@ class PlanSwitch:
         folder: The run folder; ``None`` takes no advice.
         plan: The plan that is followed.
         recorder: Notes what was taken, and what was not and why.
-        least: Fewest samples that a worker can train on.
     """
 
-    def __init__(self, folder: Path | None, plan: Plan, recorder: Recorder, least: int) -> None:
-        self._folder, self._plan, self._recorder, self._least = folder, plan, recorder, least
+    def __init__(self, folder: Path | None, plan: Plan, recorder: Recorder) -> None:
+        self._folder, self._plan, self._recorder = folder, plan, recorder
         self._chosen: tuple[KeptAdvice, Plan] | None = None  # advice to take, and its plan
 
     def wanted(self, epoch: int) -> bool:
@@ -48,7 +47,8 @@ class PlanSwitch:
             return False
         try:
             plan = spliced(self._plan, advice.plan, epoch)
-            self._refuse(plan, epoch)
+            if problem := why_not(plan, self._plan, epoch):  # a resumed run would refuse it
+                raise PlanError(problem)
         except PlanError as error:
             self._recorder.note(f"advice {advice.number} is not taken: {one_line(error)}")
             self._put_aside(advice)
@@ -99,24 +99,6 @@ class PlanSwitch:
             (self._folder / ADVICE).unlink(missing_ok=True)
         except OSError as error:
             raise FileError(f"cannot remove {self._folder / ADVICE}: {error.strerror}") from None
-
-    def _refuse(self, plan: Plan, epoch: int) -> None:
-        """Raise `PlanError` for a plan that a resumed run would refuse."""
-        problem = why_not(plan, self._plan, epoch)
-        if problem:
-            raise PlanError(problem)
-        samples = plan.data.train_samples
-        for stage in plan.stages:
-            if stage.global_batch_size > samples:
-                raise PlanError(
-                    f"the global batch of {stage.global_batch_size} is larger than the {samples} "
-                    "training samples"
-                )
-            if min(stage.local_batch_sizes) < self._least:
-                raise PlanError(
-                    f"a local batch of {min(stage.local_batch_sizes)} is too small: the network "
-                    f"needs {self._least} samples"
-                )
 
 
 def _effects(plan: Plan) -> list[tuple[object, ...]]:
