@@ -98,7 +98,7 @@ def solve(
         ... # doctest: +ELLIPSIS
         Pair(small_batch=83, large_samples=13125, small_samples=10625, factor=0.809..., ...)
     """
-    _check(a, b, large_batch, small_workers, large_workers, extra_time, samples)
+    _check_line(a, b)
     whole = floor if rounding == "truncate" else _nearest
     workers = small_workers + large_workers
     alone = (a + b / large_batch) * samples / workers
@@ -179,7 +179,7 @@ def solve_unlike(
         (74, 3619, 6381)
     """
     of_small, of_large = (sum(worker.speed for worker in group) for group in (small, large))
-    _check(a, b, large_batch, of_small, of_large, extra_time, samples)
+    _check_line(a, b)
     whole = floor if rounding == "truncate" else _nearest
     alone = samples / _rate(a, b, large_batch, [*large, *small])
     if not small:
@@ -336,34 +336,13 @@ def update_factor(ratio: float, rule: Literal["ratio", "sqrt", "none"]) -> float
     return {"ratio": ratio, "sqrt": sqrt(ratio), "none": 1.0}[rule]
 
 
-def _check(
-    a: float,
-    b: float,
-    large_batch: int,
-    small_workers: float,
-    large_workers: float,
-    extra_time: float,
-    samples: int,
-) -> None:
-    """Refuse arguments that have no meaning.
-
-    Raises:
-        PlanError: The first such argument.
-    """
+def _check_line(a: float, b: float) -> None:
+    """Refuse step times that cannot be; whether numbers of the job make sense it says itself."""
     if not (isfinite(a) and isfinite(b) and a >= 0) or a + b <= 0:
         raise PlanError(
             f"by what was measured, a step takes {b:.3g} s and {a:.3g} s more for each image, "
             "which cannot be: measure more batches, with a larger probe.budget"
         )
-    if extra_time < 1:
-        raise PlanError(f"dual.extra_time={extra_time:g} is below 1: large batches are quickest")
-    if small_workers < 0 or large_workers < 0 or small_workers + large_workers <= 0:
-        raise PlanError(
-            f"{large_workers:g} large-batch and {small_workers:g} small-batch workers: give at "
-            "least one, and none less than 0"
-        )
-    if large_batch < 1 or samples < 1:
-        raise PlanError(f"local batch {large_batch} of {samples} samples: give 1 or more of both")
 
 
 def _check_fixed(b: float) -> None:
