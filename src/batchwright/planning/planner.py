@@ -96,7 +96,7 @@ def make_plan(
         slowest = not job.method_spec.served
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
-    check_profiles(given, merged, job)
+    check_profiles(merged, job)
     check_compilation(merged[0], job)
     known = known_of(given, merged, job, runs)
     found = found_in(known, job)

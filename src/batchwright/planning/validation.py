@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from math import ceil
@@ -216,14 +215,14 @@ def least_local(network: NetworkFacts) -> int:
     return 2 if network.batch_norm else 1
 
 
-def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: Job) -> None:
-    """Refuse profiles that contradict themselves or, merged, hold too little for the job.
+def check_profiles(merged: Sequence[Profile], job: Job) -> None:
+    """Refuse merged profiles that hold too little for the job.
 
     Raises:
         PlanError: The first problem, and what to measure.
     """
-    for profile in profiles:
-        _check_points(profile)
+    if not all(profile.steps for profile in merged):
+        raise PlanError("the profile holds no step times: probe again with a larger probe.budget")
     for profile, side in product(merged, sides(job)):
         check_side(side, profile.network)
         for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
@@ -234,32 +233,6 @@ def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: 
             wanted = ",".join(map(str, sorted({side, *measured})))
             raise PlanError(
                 f"the profile holds no {what} at {side} px{only}: probe with resolutions={wanted}"
-            )
-
-
-def _check_points(profile: Profile) -> None:
-    workers = profile.job.workers
-    measured = sorted({point.workers for point in profile.steps})
-    if not measured:
-        raise PlanError("the profile holds no step times: probe again with a larger probe.budget")
-    if measured[-1] > profile.cluster.workers:
-        raise PlanError(
-            f"the profile contradicts itself: {profile.cluster.workers} workers in its cluster, "
-            f"{measured[-1]} in its measurements: probe again"
-        )
-    if workers != "auto" and workers not in measured:
-        raise PlanError(
-            f"the profile contradicts itself: workers={workers} in its job, "
-            f"{as_written(tuple(measured))} in its measurements: probe again"
-        )
-    for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
-        keys = [(point.workers, point.resolution, point.local_batch_size) for point in points]
-        twice = next((key for key, times in Counter(keys).items() if times > 1), None)
-        if twice:
-            count, side, batch = twice
-            raise PlanError(
-                f"the profile holds two {what} for {counted(count, 'worker')}, {side} px and "
-                f"local batch {batch}: probe again"
             )
 
 
