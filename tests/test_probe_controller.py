@@ -845,35 +845,6 @@ def test_what_is_known_is_kept_before_each_trial(known):
     assert "was stopped during its trials" in told.why
 
 
-@pytest.mark.slow
-def test_a_probe_to_a_target_that_was_stopped_during_trials_measures_as_long_in_the_end():
-    asked = {"goal": {"accuracy": 0.5}, "epochs": 1000}
-    asked["probe"] = ProbeSettings(budget="auto", steps=100)
-    kept, slow = [], {"drift": 0.1, "sample_seconds": 0.005, "latency": 0.0, "planning": 0.3}
-    whole = taught(Machine(**slow), learning=0.1, keep=kept.append, **asked)
-
-    def resumed(begun):
-        machine = Machine(**slow, seconds=9000.0)
-        controller = controller_of(machine, whole.job, (1, 2))
-        controller._visitor.prepare(seconds=0)
-        return controller.resume(begun), {one.do for one in machine.asked}
-
-    def visits(profile):
-        return sum(len(one.visits) for one in profile.steps)
-
-    # Workers may have taken long to start, and trials may have ended without a result.
-    begun = kept[-1].model_copy(update={"probe_seconds": kept[-1].probe_seconds + 60})
-    profile, made = resumed(begun)
-    assert profile.trials == whole.trials
-    assert made == {"prepare", "trial", "visit", "weigh"}
-    assert visits(profile) > 1.2 * visits(kept[-1])
-    assert visits(profile) == pytest.approx(visits(whole), rel=0.3)
-    # All was measured before more time was asked for trials.
-    again, made = resumed(whole.model_copy(update={"trials_open": True}))
-    assert made <= {"prepare", "trial"}
-    assert again.steps == whole.steps
-
-
 def test_trials_go_on_from_those_that_were_kept(known):
     whole, kept = known
     later = Machine(sample_seconds=0.0005, seconds=9000.0)

@@ -129,7 +129,7 @@ def probe(
             here = visitor.cluster().model_copy(update=free)
             found = (visitor.prepared.data, visitor.prepared.network, here)
             if (begun.data, begun.network, begun.cluster) == found:
-                profile = control.resume(begun)
+                profile = control.learn(begun)
         if profile is None:
             visitor, control = controller(job)
             profile = control.measure()

@@ -22,7 +22,7 @@ from batchwright.planning.candidates.learnt import teaches
 from batchwright.planning.planner import plan_to_measure
 from batchwright.probing.commands import ignored
 from batchwright.probing.course.curves import Curves
-from batchwright.probing.course.figures import FIGURES, measure_figures
+from batchwright.probing.course.figures import measure_figures
 from batchwright.probing.course.refinement import Refinement
 from batchwright.probing.learning import TrialProgress, run_trials
 from batchwright.probing.visiting import Visitor
@@ -39,7 +39,6 @@ GRAPHS = 0.05  # on a GPU
 
 _WAITING = 0.1  # most of the budget to wait while other programs use the machine
 _PAUSE = MIN_SECONDS  # between two looks at the machine's load
-_MEASURED = 0.5  # of the budget: if timed steps took as long, points are not visited anew
 
 
 class Controller:
@@ -106,38 +105,6 @@ class Controller:
             self._refine()
         update = {"load": visitor.load(), "trials_note": profile.trials_note}
         return self._profile().model_copy(update=update)
-
-    def resume(self, begun: Profile) -> Profile:
-        """Go on with a probe that was stopped during its trials.
-
-        Where trials tell how long to measure, as in `measure`, and earlier visits took less time,
-        all points are visited anew: a profile does not have single visits.
-
-        Args:
-            begun: The profile so far, of the same job on the same machine.
-        """
-        curves, before = self._curves, self._curves.left()
-        profile = self.learn(begun)
-        if not self._trials_first:
-            return profile
-        curves.trials_seconds = before - curves.left()
-        for one in begun.steps:
-            curve, each = (one.workers, one.resolution), one.step_seconds / one.local_batch_size
-            curves.sample_seconds[curve] = min(each, curves.sample_seconds.get(curve, each))
-        longer = curves.lengthen(self._likely_epochs(profile))
-        # The rest of the probe, such as the start of workers and compiling, is outside the budget.
-        measured = sum(one.repeats * one.step_seconds for one in begun.steps)
-        if not longer or measured >= _MEASURED * curves.budget:
-            return profile
-        self._trials = profile.trials
-        self._figures = {key: getattr(profile, key) for key in FIGURES}
-        curves.begin(may_lengthen=False)
-        self._refine()
-        found = self._profile()
-        again = {key: getattr(found, key) for key in ("steps", "kinds", "memory", "out_of_memory")}
-        seconds = begun.probe_seconds + found.probe_seconds
-        load = self._visitor.load()
-        return profile.model_copy(update={**again, "load": load, "probe_seconds": seconds})
 
     @property
     def _trials_first(self) -> bool:

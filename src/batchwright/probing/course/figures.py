@@ -23,10 +23,6 @@ _EVALUATION_BATCH = 256
 _EVALUATION_REPEATS = 4
 
 
-FIGURES = ("collectives", "noise", "evaluation_seconds_per_image", "first_answers", "updates")
-"""Fields of a profile that `measure_figures` measures."""
-
-
 def measure_figures(curves: Curves, report: Callable[[str], None]) -> dict[str, Any]:
     """Fields of a profile that are measured once each curve has been visited.
 
