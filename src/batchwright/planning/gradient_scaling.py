@@ -418,7 +418,6 @@ def _parts(local: Sequence[int], most: int, least: int) -> int:
 
 
 def _largest(local: Sequence[int], most: int, least: int) -> int:
-    """Samples of the largest of these parts."""
     return max(-(-size // _passes(size, most, least)) for size in local)
 
 

@@ -150,7 +150,6 @@ def _rate(rule: LearningRateRule, batch: int, remark: str = "") -> Chosen[float]
 
 
 def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
-    """Epochs of warm-up for a step of ``batch`` samples."""
     found = warmup_of(job, rule.base, rule.peak, batch, job.epochs)
     first = start_of(rule) * rule.peak
     low = "" if rule.warmup_start is None else f", {rule.warmup_start:g} of the peak as asked"

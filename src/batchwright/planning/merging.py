@@ -112,7 +112,6 @@ def _set_up_alike(first: Profile, other: Profile) -> bool:
 
 
 def _merged(profiles: Sequence[Profile]) -> Profile:
-    """Profiles of one kind, merged into one."""
     first = profiles[0]
     if len(profiles) == 1:
         return first

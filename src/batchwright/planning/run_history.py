@@ -180,7 +180,6 @@ def _network(of: Profile | Plan) -> str:
 
 
 def _size(of: Profile | Plan) -> str:
-    """The network with its number of weights, in words."""
     return f"{_network(of)} ({of.network.parameters:,} weights)"
 
 
@@ -249,10 +248,7 @@ def _ended(run: RunSummary) -> bool:
 
 
 def _outcome(ends: Sequence[tuple[float, int]]) -> Outcome:
-    """Mean accuracy of runs and its standard error.
-
-    ``ends``: Held-out accuracy of each run, and the number of images that it was counted on.
-    """
+    """Mean accuracy of runs, given with the images that each was counted on, and its error."""
     values = [accuracy for accuracy, _ in ends]
     mean = fmean(values)
     counting = counting_error(mean, fmean(held_out for _, held_out in ends))

@@ -170,11 +170,7 @@ class Bench:
         self._take_first_step()
 
     def _take_first_step(self) -> None:
-        """Take a step, so that the optimizer has its state when memory is measured.
-
-        Raises:
-            JobError: Memory runs out.
-        """
+        """Take a step, so that the optimizer has its state when memory is measured."""
         side = min(sides_of(self.job))
         supply = self.supply(SMALLEST_BATCH, side)
         try:

@@ -256,9 +256,6 @@ def _slowness(profile: Profile) -> Slowness:
     """Real seconds of a candidate over the planned ones, which a virtual cluster simulates.
 
     One worker makes the passes of all virtual workers, one after the other.
-
-    Raises:
-        PlanError: Too little was measured.
     """
     if not profile.job.launcher.simulated:
         return lambda *_: 1.0

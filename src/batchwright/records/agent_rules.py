@@ -107,7 +107,6 @@ def refusal(rules: Rules, job: Job) -> str:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All texts in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -50,7 +50,6 @@ class Job(JobFields):
         __init__.__pydantic_base_init__ = True  # so that pydantic does not call it for JSON
 
     def _changed(self) -> dict[str, Any]:
-        """The keys that are not at their defaults."""
         return self.model_dump(exclude_defaults=True)
 
     def __repr_args__(self) -> list[tuple[str, Any]]:

@@ -191,11 +191,7 @@ def existing_run(wanted: str | Path | None, *needed: str, again: bool = False) -
 
 
 def _refuse_lost_plan(folder: Path) -> None:
-    """Refuse a run that has trained and lost its plan: it can only continue with that plan.
-
-    Raises:
-        FileError: The folder has a job and results of training, and no plan.
-    """
+    """Refuse a run that has trained and lost its plan: it can only continue with that plan."""
     begun = any(is_there(folder / name) for name in TRAINED)
     if is_there(folder / "plan.json") or not (begun and is_there(folder / "job.yaml")):
         return

@@ -149,16 +149,7 @@ def _measured_plan(
     explained: Sequence[Reason],
     **predicted: Any,
 ) -> Plan:
-    """The plan as a record, with what was measured around the reasons for its choices.
-
-    Args:
-        asked: The job as it was given.
-        known: What profiles and runs tell.
-        found: All candidates, and the chosen one.
-        layout: Stages and learning rate.
-        explained: The reasons for the choices.
-        predicted: Further fields of the plan: predictions of its method.
-    """
+    """The plan as a record; ``predicted`` has further fields: predictions of its method."""
     job, row, kinds, stages = found.job, found.choice.row, known.kinds, layout.stages
     cluster, threads, own = row.cluster, _threads(found), known.profile_of(row.cluster)
     virtual = job.launcher.simulated  # loading and held-out steps are of this machine's own time

@@ -349,11 +349,6 @@ def _expects(job: Job, data: DataFacts, first: FirstAnswers | None = None) -> bo
 
     Those trainings are judged by accuracy, began with random weights, and had optimizers that the
     curve knows.
-
-    Args:
-        job: Resolved.
-        data: The data set.
-        first: The network's answers before any training; `None`: not known.
     """
     learnt_before = job.weights or job.frozen or job.network_args.get("pretrained")
     seen = all(OPTIMIZERS[name].learning != UNSEEN for name in optimizers_of(job))

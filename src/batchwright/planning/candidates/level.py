@@ -96,12 +96,8 @@ def _first_at_most(
 ) -> list[Row]:
     """Rows that may be the first from which going on saves at most ``gain``, a share.
 
-    The last row is among them if it may be that no row does.
-
-    Args:
-        rows: Rows in order.
-        saves: Share that going on from each row saves, and its standard error.
-        gain: The share that is too little.
+    ``saves``: That share and its standard error. The last row is among them if it may be that no
+    row does.
     """
     found = []
     for row, (share, error) in zip(rows, saves, strict=True):

@@ -149,7 +149,6 @@ class Table:
 
     @cached_property
     def _priced(self) -> bool:
-        """Whether all clusters have a price, so that their costs can be compared."""
         return all(cluster.hourly is not None for cluster in self.clusters)
 
     # ------------------------------------------------------------------------------- one row
@@ -392,7 +391,6 @@ class Table:
         kind.check_parts(-(-asked // smallest.workers))
 
     def _too_few(self, cluster: ClusterOption) -> PlanError:
-        """The error that the data have too few images for a cluster."""
         return PlanError(
             f"{self.data.name} has {counted(self.data.train_samples, 'training image')}, too few "
             f"for {counted(cluster.workers, 'worker')} with at least "

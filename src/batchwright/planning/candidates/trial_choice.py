@@ -213,15 +213,7 @@ class Question:
         best: Candidate,
         chosen: Candidate,
     ) -> TrialPlan | None:
-        """The trial whose expected saving of training time exceeds its own seconds most, if any.
-
-        Args:
-            model: The curve so far.
-            trials: Trials to choose from.
-            trainings: Planned trainings at the best known rates, with their arms.
-            best: The most accurate training.
-            chosen: The training that the plan would take.
-        """
+        """The trial whose expected saving of training time exceeds its own seconds most, if any."""
         arm = trainings[chosen]
         whole = self.epochs * self.samples * self._each(arm)
         saved = {
@@ -388,7 +380,6 @@ class Question:
                         yield TrialPlan(arm, samples, seconds, offset)
 
     def _seconds(self, arm: Arm, samples: int) -> float:
-        """Seconds of a trial, judging included."""
         return samples * self._each(arm) + self.judging_seconds
 
     def _each(self, arm: Arm) -> float:

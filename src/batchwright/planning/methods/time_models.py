@@ -438,15 +438,9 @@ def _predicted(found: Prediction) -> Level:
 
 
 def _exchanges(job: Job, size: int, workers: int, seconds: float | None) -> tuple[float, ...]:
-    """Seconds of each worker's push and pull, in rank order.
+    """Seconds of each worker's push and pull, in rank order: measured, or by the stated link.
 
     Virtual workers may have links of different bandwidths.
-
-    Args:
-        job: Resolved.
-        size: Bytes of the model.
-        workers: Number of workers.
-        seconds: Measured seconds of a push and a pull; `None`: by the stated link.
     """
     if seconds is None:
         seconds = exchange_seconds(size, 2, job.link, "push-pull") if link_given(job.link) else 0.0

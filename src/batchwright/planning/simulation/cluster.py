@@ -148,7 +148,6 @@ class ImaginedCluster:
         return self._kinds
 
     def _kind(self, rank: int) -> WorkerType:
-        """The kind of a worker of the plan."""
         name = self._kind_names[rank]
         if not name:
             return next(iter(self._kinds.values()))

@@ -406,15 +406,7 @@ def _search(
     workers: int,
     profiles: Sequence[Profile],
 ) -> tuple[_SimulatedTrainings, Search]:
-    """Try all combinations of searched values, on the same random numbers.
-
-    Returns:
-        The trainings with the best combination, and the record of the search.
-
-    Raises:
-        EndlessError: With no combination the training ends.
-        PlanError: With some combination it does not end within the scenario's hours.
-    """
+    """Try all combinations of searched values, on the same random numbers; return the best one."""
     steps: dict[tuple[int | None, int], _SimulatedTrainings] = {}
     found: list[tuple[tuple[float, ...], Estimate, Estimate | None, Floats]] = []
     endless: list[tuple[float, ...]] = []

@@ -349,7 +349,6 @@ class LearningModel:
         return with_guessing(unit_of(logit), self.classes)
 
     def _slope(self, logit: float) -> float:
-        """Derivative of accuracy by logit u."""
         return (1 - 1 / self.classes) * unit_of(logit) * (1 - unit_of(logit))
 
 

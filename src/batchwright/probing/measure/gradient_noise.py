@@ -152,10 +152,9 @@ def noise_of(gradients: Tensor, *, part_size: int) -> GradientNoise | None:
 
 
 def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, seconds: float) -> int:
-    """Train briefly from the starting weights, on each of the samples ``indices`` at most once.
+    """Train briefly from the starting weights; returns the samples seen, over all workers.
 
-    Returns:
-        Number of samples trained on, over all workers.
+    Each of the samples ``indices`` is taken once at most.
     """
     group = bench.group
     bench.start_over()

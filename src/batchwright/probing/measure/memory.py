@@ -164,11 +164,7 @@ def _peak_of_fakes(job: Job, data: DataFacts, resolution: int, size: int) -> int
 
 
 def _forget_highest_resident() -> bool:
-    """Give free memory back and reset the kernel's peak of the resident size.
-
-    Returns:
-        Whether the kernel can do that (Linux).
-    """
+    """Give free memory back and reset the peak of the resident size, if the kernel can (Linux)."""
     if sys.platform != "linux":
         return False
     with suppress(AttributeError):  # another C library: free memory stays, and is counted

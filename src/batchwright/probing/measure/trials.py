@@ -212,10 +212,7 @@ def _train(
     """Train until the end, or until a step does not fit, is not finite, or is late on any worker.
 
     Where memory runs out in the update, only this worker notices: the others learn of it at the
-    next step, or in the evaluation.
-
-    Returns:
-        The result of the last step.
+    next step, or in the evaluation. Returns the result of the last step.
     """
     first_rates = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     fits = True
@@ -241,14 +238,7 @@ def _judge(
 ) -> tuple[float, float] | None:
     """Accuracy and mean loss on the held-out images, which the workers share.
 
-    Args:
-        bench: With the trained weights.
-        held: Indices of the held-out images, int64 (n,).
-        command: Gives resolution and micro-batch.
-        fits: Whether everything has fitted this worker's memory so far.
-
-    Returns:
-        `None` if memory ran out on some worker; not a number where there is no accuracy.
+    `None` if memory ran out on some worker; not a number where there is no accuracy.
     """
     group, network = bench.group, bench.network
     first, last = Step(0, tuple(apportion([1.0] * group.size, len(held)))).span(group.rank)

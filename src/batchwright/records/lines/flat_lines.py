@@ -184,11 +184,7 @@ def _workers(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterable[di
 
 
 def _measure(record: dict[str, Any], data: DataFacts) -> None:
-    """Compute an epoch's samples, steps and evaluated images from the values of its flat line.
-
-    Raises:
-        ValueError: A value is not a number.
-    """
+    """Compute an epoch's samples, steps and evaluated images from the values of its flat line."""
     try:
         speed, seconds = record.get("samples_per_second"), record.get("training_seconds")
         # Converted to numbers first: a text times a large number would take all memory.

@@ -412,7 +412,6 @@ def _aligned(rows: Sequence[Sequence[str]], room: int | None, *, keys: int) -> l
 
 
 def _wrapped(row: Sequence[str], width: int) -> list[list[str]]:
-    """The row as several, its last cell wrapped to ``width``."""
     first, *more = wrap(row[-1], width) or [""]
     return [[*row[:-1], first], *([*[""] * (len(row) - 1), rest] for rest in more)]
 
