@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from batchwright.distributed.group import Group
 from batchwright.errors import JobError, PlanError, TrainingError
 from batchwright.planning.planner import make_plan
-from batchwright.probing.commands import VisitPair
+from batchwright.probing.commands import Compile, VisitPair
 from batchwright.probing.measure import comparison
 from batchwright.probing.measure import compilation as module
 from batchwright.probing.measure.compilation import SHORT, compare_compilation
@@ -230,6 +230,12 @@ def test_who_asks_for_compiling_gets_one_error_on_all_workers(crew):
         assert "plan again with compile=auto" in error
 
 
+def compiling(side, batch, *, asked, seconds):
+    """The command to compare with compiled steps."""
+    size = {"resolution": side, "wanted_batch_size": batch}
+    return Compile(workers=1, **size, asked=asked, seconds=seconds)
+
+
 def compared_together(rank, ranks):
     """What two workers' bench finds of compiling where backward passes break on some."""
     compilation.BACKEND, kept = backward_breaks(*ranks)(rank), compilation.BACKEND
@@ -237,7 +243,7 @@ def compared_together(rank, ranks):
     group = Group(CPU)
     bench, _ = bench_of(group=group, workers=2)
     try:
-        told = compare_compilation(bench, SIDE, 8, asked=True, seconds=0.01)
+        told = compare_compilation(bench, compiling(SIDE, 8, asked=True, seconds=0.01))
         bench.step(bench.supply(8, SIDE))
     finally:
         compilation.BACKEND = kept
@@ -396,7 +402,7 @@ class Machine:
 def compared(monkeypatch, machine, *, asked=False, wanted=64):
     for part in (module, comparison):
         monkeypatch.setattr(part, "now", lambda device: machine.seconds)
-    told = compare_compilation(machine, 32, wanted, asked=asked, seconds=20.0)
+    told = compare_compilation(machine, compiling(32, wanted, asked=asked, seconds=20.0))
     assert machine.on == told.chosen
     return told
 

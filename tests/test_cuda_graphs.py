@@ -22,6 +22,7 @@ from torch.nn import functional
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError, JobError
 from batchwright.planning.planner import make_plan
+from batchwright.probing.commands import Compile, Replay
 from batchwright.probing.measure import comparison, precision
 from batchwright.probing.measure import compilation as measure_compilation
 from batchwright.probing.measure.compilation import compare_compilation
@@ -46,6 +47,7 @@ from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of
 
 RECORDER = recorded_passes.Recorder
+TURNS = {"workers": 1, "resolution": SIDE, "wanted_batch_size": 8, "seconds": 0.01}
 
 
 class Played(RECORDER):
@@ -697,7 +699,7 @@ def test_a_probe_measures_and_chooses(played):
     bench, _ = bench_of()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        told = compare_graphs(bench, SIDE, 8, seconds=0.01)
+        told = compare_graphs(bench, Replay(**TURNS))
     assert told.ratio is not None
     assert told.failure == ""
     assert bench.graphs.on == told.chosen
@@ -784,7 +786,7 @@ def test_compiled_steps_are_timed_beside_replayed_ones(played, monkeypatch, rati
     torch._dynamo.reset()
     bench, _ = bench_of(epochs=10**6)  # so that it pays
     bench.graphs.switch(on=True)
-    told = compare_compilation(bench, SIDE, 8, asked=False, seconds=0.01)
+    told = compare_compilation(bench, Compile(**TURNS, asked=False))
     assert (told.failure, told.chosen) == ("", ratio < 1)
     supply = bench.supply(8, SIDE)
     bench.step(supply)
@@ -815,7 +817,7 @@ def test_a_probe_says_why_it_cannot(played, monkeypatch):
     disturbed(played, monkeypatch, CannotRecordError("layer a has hooks"), 1)
     bench, _ = bench_of()
     with pytest.warns(UserWarning, match="layer a has hooks"):
-        told = compare_graphs(bench, SIDE, 8, seconds=0.01)
+        told = compare_graphs(bench, Replay(**TURNS))
     assert (told.failure, told.chosen) == ("layer a has hooks", False)
 
 

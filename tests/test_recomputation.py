@@ -15,6 +15,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.measurements import recomputation as reasons
 from batchwright.planning.planner import make_plan
+from batchwright.probing.commands import Recompute
 from batchwright.probing.measure import comparison
 from batchwright.probing.measure import recomputation as module
 from batchwright.probing.measure.recomputation import compare_recomputation
@@ -255,7 +256,14 @@ def compared(monkeypatch, machine, *, limit, wanted=256, seconds=10.0):
     monkeypatch.setattr(module, "weigh", machine.weigh)
     for part in (module, comparison):
         monkeypatch.setattr(part, "now", lambda device: machine.seconds)
-    told = compare_recomputation(machine, 32, wanted, limit * MIB, seconds=seconds)
+    command = Recompute(
+        workers=1,
+        resolution=32,
+        wanted_batch_size=wanted,
+        limit_bytes=limit * MIB,
+        seconds=seconds,
+    )
+    told = compare_recomputation(machine, command)
     assert machine.on == (told is not None and told.chosen)
     return told
 

@@ -81,30 +81,11 @@ class Executor:
                 bench = self._joined(command.workers)
                 if not may_recompute(bench.network):
                     return commands.Recomputed(times=None)
-                recomputing = compare_recomputation(
-                    bench,
-                    command.resolution,
-                    command.wanted_batch_size,
-                    command.limit_bytes,
-                    try_without=command.try_without,
-                    seconds=command.seconds,
-                )
-                return commands.Recomputed(times=recomputing)
+                return commands.Recomputed(times=compare_recomputation(bench, command))
             case commands.Compile():
-                return compare_compilation(
-                    self._joined(command.workers),
-                    command.resolution,
-                    command.wanted_batch_size,
-                    asked=command.asked,
-                    seconds=command.seconds,
-                )
+                return compare_compilation(self._joined(command.workers), command)
             case commands.Replay():
-                return compare_graphs(
-                    self._joined(command.workers),
-                    command.resolution,
-                    command.wanted_batch_size,
-                    seconds=command.seconds,
-                )
+                return compare_graphs(self._joined(command.workers), command)
             case commands.Guess():
                 size = command.resolution, command.local_batch_size
                 job = self._job

@@ -13,6 +13,7 @@ from batchwright.distributed.group import Group
 from batchwright.prediction.fit import interval_in_ratio, student_t_975
 from batchwright.probing.batches import Batch
 from batchwright.probing.bench import SMALLEST_BATCH, Bench
+from batchwright.probing.commands import TakeTurns
 from batchwright.probing.measure.timing import from_rank_0, now
 from batchwright.records import Estimate
 
@@ -99,13 +100,14 @@ def step_seconds(bench: Bench, supply: Callable[[], Batch]) -> float:
     return fmean(bench.group.gather(sum(bench.step(supply))))
 
 
-def affordable_batch(bench: Bench, resolution: int, wanted: int, seconds: float) -> int:
-    """The largest local batch up to ``wanted`` that fits, and is compared in about ``seconds``."""
+def affordable_batch(bench: Bench, command: TakeTurns) -> int:
+    """The largest local batch up to the wanted one that fits and is compared in about that time."""
+    resolution, wanted = command.resolution, command.wanted_batch_size
     size = _fitting(bench, resolution, min(_FIRST_BATCH, wanted))
     supply = bench.supply(size, resolution)
     bench.step(supply)
     each = sum(bench.step(supply)) / size
-    room = max(seconds, MIN_SECONDS) / (2 * MIN_TURNS * each)
+    room = max(command.seconds, MIN_SECONDS) / (2 * MIN_TURNS * each)
     return _fitting(bench, resolution, from_rank_0(bench.group, max(size, min(wanted, int(room)))))
 
 

@@ -10,6 +10,7 @@ from math import ceil
 from statistics import median
 
 from batchwright.probing.bench import SMALLEST_BATCH, Bench, sides_of
+from batchwright.probing.commands import Compile
 from batchwright.probing.measure.comparison import (
     affordable_batch,
     compare_switched,
@@ -23,32 +24,19 @@ SHORT = 120.0
 them, which is hardly more than what it takes."""
 
 
-def compare_compilation(
-    bench: Bench, resolution: int, wanted: int, *, asked: bool, seconds: float
-) -> CompilationTimes:
-    """Time a step with and without compiling; later steps are compiled if that was chosen.
+def compare_compilation(bench: Bench, command: Compile) -> CompilationTimes:
+    """Times and choice, the same on all workers; ``bench`` neither compiles nor recomputes.
 
     Where passes are replayed from CUDA graphs, compiled steps are compared with replayed ones, and
     are not replayed themselves.
-
-    Args:
-        bench: Neither compiled nor recomputing.
-        resolution: Image side, in pixels.
-        wanted: Samples of a step on each worker, as planned or as many as fit the memory.
-        asked: Whether the network is compiled wherever that is possible, whatever it saves.
-        seconds: Time to spend on the comparison; `MIN_SECONDS`, or three rounds of ABBA, if they
-            take longer.
-
-    Returns:
-        Times and choice, the same on all workers.
     """
-    replays = bench.graphs.on
+    replays, resolution = bench.graphs.on, command.resolution
 
     def switch(*, on: bool) -> None:
         bench.compile(on=on)
         bench.graphs.switch(on=replays and not on)
 
-    size = affordable_batch(bench, resolution, wanted, seconds)
+    size = affordable_batch(bench, command)
     supply = bench.supply(size, resolution)
     step_seconds(bench, supply)
     plain = step_seconds(bench, supply)
@@ -59,10 +47,10 @@ def compare_compilation(
         local_batch_size=size,
         training_seconds=training,
         plain_seconds=plain,
-        asked=asked,
+        asked=command.asked,
         chosen=False,
     )
-    if not asked and training < SHORT:
+    if not command.asked and training < SHORT:
         return found
     switch(on=True)
     taken, failure = _compiled(bench, resolution, size, plain)
@@ -70,9 +58,9 @@ def compare_compilation(
     if failure:
         switch(on=False)
         return found
-    times, ratio = compare_switched(bench, supply, switch, seconds)
+    times, ratio = compare_switched(bench, supply, switch, command.seconds)
     surely_saved = (1 - ratio.high) * training  # compiling must not make the training longer
-    chosen = asked or surely_saved > taken
+    chosen = command.asked or surely_saved > taken
     switch(on=chosen)
     plain, compiled = map(median, times)
     return found.model_copy(

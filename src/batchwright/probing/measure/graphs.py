@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from batchwright.probing.bench import Bench
+from batchwright.probing.commands import Replay
 from batchwright.probing.measure.comparison import (
     WORTHWHILE,
     affordable_batch,
@@ -14,22 +15,12 @@ from batchwright.probing.measure.comparison import (
 from batchwright.records import GraphTimes
 
 
-def compare_graphs(bench: Bench, resolution: int, wanted: int, *, seconds: float) -> GraphTimes:
-    """Time a step with and without replayed passes; later steps are replayed if that was chosen.
-
-    Args:
-        bench: Neither compiled nor recomputing.
-        resolution: Image side, in pixels.
-        wanted: Samples of a step on each worker, as planned or as many as fit the memory.
-        seconds: Time to spend on the comparison; three rounds of ABBA, if they take longer.
-
-    Returns:
-        Times and choice, the same on all workers.
-    """
-    size = affordable_batch(bench, resolution, wanted, seconds)
-    supply = bench.supply(size, resolution)
+def compare_graphs(bench: Bench, command: Replay) -> GraphTimes:
+    """Times and choice, the same on all workers; ``bench`` neither compiles nor recomputes."""
+    size = affordable_batch(bench, command)
+    supply = bench.supply(size, command.resolution)
     found = GraphTimes(
-        resolution=resolution,
+        resolution=command.resolution,
         local_batch_size=size,
         plain_seconds=step_seconds(bench, supply),
         chosen=False,
@@ -40,7 +31,7 @@ def compare_graphs(bench: Bench, resolution: int, wanted: int, *, seconds: float
     if not all(holds for holds, _ in everyone):  # where one worker cannot replay, none does
         bench.graphs.switch(on=False)
         return found.model_copy(update={"failure": next((why for _, why in everyone if why), "")})
-    times, ratio = compare_switched(bench, supply, bench.graphs.switch, seconds)
+    times, ratio = compare_switched(bench, supply, bench.graphs.switch, command.seconds)
     chosen = ratio.value <= WORTHWHILE
     bench.graphs.switch(on=chosen)
     plain, replayed = map(median, times)

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from batchwright.probing.bench import SMALLEST_BATCH, Bench
+from batchwright.probing.commands import Recompute
 from batchwright.probing.measure.comparison import (
     MIN_SECONDS,
     MIN_TURNS,
@@ -42,28 +43,15 @@ class _Fitting:
     sample_seconds: float = 0.0
 
 
-def compare_recomputation(
-    bench: Bench,
-    resolution: int,
-    wanted: int,
-    limit: int,
-    *,
-    seconds: float,
-    try_without: bool = True,
-) -> RecomputationTimes | None:
-    """How a step of ``wanted`` samples fits into ``limit`` bytes in both ways, and its times.
+def compare_recomputation(bench: Bench, command: Recompute) -> RecomputationTimes | None:
+    """How the wanted samples fit in both ways, and the times, the same on all workers.
 
-    Later steps compute in the way that was chosen, and all workers come to the same answer. The
-    comparison takes ``seconds``, or `MIN_SECONDS`, or three rounds of ABBA, whichever is longest.
-
-    Returns:
-        `None` where the step fits without recomputation.
-
-    Raises:
-        JobError: The network has nothing to recompute.
+    The comparison takes the command's seconds, or `MIN_SECONDS`, or three rounds of ABBA, whichever
+    is longest. `None` where the step fits without recomputation.
     """
+    resolution, wanted, limit = command.resolution, command.wanted_batch_size, command.limit_bytes
     bench.recompute(on=False)
-    plain = _most(bench, resolution, wanted, limit) if try_without else _Fitting(0)
+    plain = _most(bench, resolution, wanted, limit) if command.try_without else _Fitting(0)
     if plain.samples == wanted:
         return None
     bench.recompute(on=True)
@@ -77,7 +65,7 @@ def compare_recomputation(
         chosen=plain.samples < SMALLEST_BATCH <= again.samples,
     )
     if SMALLEST_BATCH <= plain.samples < min(wanted, again.samples):
-        found = _timed(bench, found, plain, again, seconds)
+        found = _timed(bench, found, plain, again, command.seconds)
     bench.recompute(on=found.chosen)
     return found
 
