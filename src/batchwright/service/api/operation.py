@@ -10,8 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from batchwright.errors import BatchwrightError
 from batchwright.records import Record
+from batchwright.records.service import RecordBatch
 from batchwright.service.access import StoreDep, need, open_to_all
-from batchwright.service.api.examples import described
 from batchwright.service.problems import Unavailable
 
 router = APIRouter(tags=["operation"])
@@ -48,7 +48,12 @@ def readyz(store: StoreDep) -> Health:
 @router.get("/v1/openapi.json", dependencies=[need("read")], include_in_schema=False)
 def openapi(request: Request) -> dict[str, Any]:
     """The OpenAPI description of all routes for programs."""
-    return described(request.app)
+    description: dict[str, Any] = request.app.openapi()  # made once
+    schemas = description["components"]["schemas"]
+    if "RecordBatch" not in schemas:  # its route reads the body by itself
+        batch = RecordBatch.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(batch.pop("$defs") | {"RecordBatch": batch})
+    return description
 
 
 @router.get(
