@@ -9,6 +9,7 @@ et al., OSDI 2021, Pollux).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import log
 
 NO_OVERLAP, FULL_OVERLAP = 1.0, 10.0
@@ -38,9 +39,11 @@ def fit_overlap(steps: Sequence[tuple[float, float, float, float]]) -> float | N
         The overlap; `None` where none and full overlap are equally likely, as where the exchange
         is short against computing.
     """
-    if not steps:
-        return None
+    return _fitted(tuple(steps)) if steps else None
 
+
+@lru_cache(maxsize=8)  # the same measurements are planned with several times, as for each optimizer
+def _fitted(steps: tuple[tuple[float, float, float, float], ...]) -> float | None:
     def misfit(overlap: float) -> float:
         return sum(
             (log(whole / combine(compute, exchange, overlap)) / error) ** 2

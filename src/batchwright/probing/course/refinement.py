@@ -9,6 +9,7 @@ from math import log
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.planner import plan_to_measure
 from batchwright.prediction.contradictions import contradictions, key_of
+from batchwright.prediction.measured_curves import measured_curves
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.commands import Point
 from batchwright.probing.course.acquisition import (
@@ -55,8 +56,8 @@ class Refinement:
         ledger, settings = self._visitor.ledger, self._job.probe
         while True:
             model, times = None, self._visitor.step_times()
-            if not contradictions(times):  # else a visit is astray: more visits will show which
-                with suppress(PlanError):  # there are too few visits yet
+            with suppress(PlanError):  # there are too few visits yet
+                if not measured_curves(times).doubtful:  # else more visits will show what is astray
                     model = fit_step_time(times)
             choice = self._choice(model)
             # Batches far above all that were measured on their curve are visited first: the ones
