@@ -6,8 +6,10 @@ import io
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from rich.console import Console
 
@@ -36,6 +38,9 @@ from batchwright.records import (
     WorkerTime,
 )
 from batchwright.records.profile import JOINED
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TRAIN, VAL, EPOCHS = 1437, 360, 30
 LOCAL_BATCHES = (4, 8, 16, 32, 64)
@@ -660,6 +665,14 @@ def shown(renderable: Any, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     console.print(renderable)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def only_drawn(summary: RunSummary, name: str) -> Figure:
+    """The figure of that file of a run, without those that `draw_run` draws beside it."""
+    from batchwright.reporting.render import figures, image
+
+    with mock.patch.object(figures, "figure", partial(partial, image.figure)):
+        return dict(figures.draw_run(summary))[name]()
 
 
 def png_that_claims(width: int, height: int) -> bytes:

@@ -9,9 +9,9 @@ from PIL import Image
 
 from batchwright.errors import FileError
 from batchwright.reporting.charts.chart import Axis, Chart, Point, Series
-from batchwright.reporting.render.figures import draw_run, write_figures
+from batchwright.reporting.render.figures import write_figures
 from batchwright.reporting.render.image import figure, file_bytes
-from samples import make_epoch, make_plan, make_summary
+from samples import make_epoch, make_plan, make_summary, only_drawn
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_missing_losses_and_evaluations_are_gaps_not_errors(tmp_path):
 
 def test_the_legend_of_the_epochs_lies_on_no_interval():
     summary = make_summary()
-    figure = dict(draw_run(summary))["epoch_seconds.png"]
+    figure = only_drawn(summary, "epoch_seconds.png")
     figure.draw_without_rendering()
     (legend,) = figure.legends
     top = legend.get_window_extent().y1

@@ -35,7 +35,7 @@ from batchwright.reporting.data.spending import spending
 from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.pages.page_rounds import rounds_part
-from batchwright.reporting.render.figures import draw_run, write_figures
+from batchwright.reporting.render.figures import write_figures
 from batchwright.reporting.render.image import COLOURS
 from batchwright.reporting.render.tables import summary_table
 from samples import (
@@ -49,6 +49,7 @@ from samples import (
     make_server,
     make_server_summary,
     make_summary,
+    only_drawn,
     shown,
 )
 from test_reporting_page import Document
@@ -349,7 +350,7 @@ def test_a_timeline_of_few_or_many_rounds_stays_readable(epochs, workers):
     assert max(boxes) <= MAX_ROUNDS + 1
     rounds = rounds_part(summary)
     assert rounds.count("<rect class=") < 3500
-    assert len(drawn(summary, "rounds.png").axes) == (2 if epochs > MAX_ROUNDS else 1)
+    assert len(only_drawn(summary, "rounds.png").axes) == (2 if epochs > MAX_ROUNDS else 1)
 
 
 def test_of_very_many_workers_some_of_each_kind_have_a_lane_and_the_title_says_so():
@@ -455,17 +456,13 @@ def test_simulated_seconds_are_not_added_to_real_ones(hybrid):
     )
 
 
-def drawn(summary, name):
-    return next(figure for told, figure in draw_run(summary) if told == name)
-
-
 def labels_of(figure):
     return [f() for axes in figure.axes for f in (axes.get_xlabel, axes.get_ylabel)]
 
 
 def test_figures_of_simulated_time_say_so(hybrid, tmp_path):
     simulated = hybrid.model_copy(update={"simulated": True})
-    timed = [words for words in labels_of(drawn(simulated, "rounds.png")) if "second" in words]
+    timed = [words for words in labels_of(only_drawn(simulated, "rounds.png")) if "second" in words]
     assert timed == ["simulated seconds since training began"] * 2
 
 
@@ -486,7 +483,7 @@ def test_a_run_with_rounds_and_stages_has_both_figures(hybrid, tmp_path):
 
 
 def test_the_figure_of_stages_has_a_panel_for_each_quantity(hybrid):
-    figure = drawn(hybrid, "stages.png")
+    figure = only_drawn(hybrid, "stages.png")
     assert [axes.get_title() for axes in figure.axes] == [
         *("Resolution", "Local batch", "Learning rate", "Dropout")
     ]
@@ -496,7 +493,7 @@ def test_the_figure_of_stages_has_a_panel_for_each_quantity(hybrid):
 
 
 def test_the_timeline_draws_every_round_of_its_first_panel(hybrid):
-    first, whole = drawn(hybrid, "rounds.png").axes
+    first, whole = only_drawn(hybrid, "rounds.png").axes
     until = first_seconds(lanes(hybrid))
     begun = sum(one.start < until for lane in lanes(hybrid) for one in lane.rounds)
     colours = {to_rgba(COLOURS[f"part-{kind}"]) for kind in ("large", "small")}
@@ -513,5 +510,5 @@ def test_the_samples_are_what_a_run_would_write(hybrid):
 
 
 def test_resolutions_are_read_at_their_own_values():
-    ticks = drawn(make_summary(plan=make_hybrid_plan()), "stages.png").axes[0].get_yticks()
+    ticks = only_drawn(make_summary(plan=make_hybrid_plan()), "stages.png").axes[0].get_yticks()
     assert list(ticks) == [32, 24, 16, 0]

@@ -20,10 +20,10 @@ from batchwright.reporting.data.worker_curves import (
     worker_curves,
 )
 from batchwright.reporting.pages.page import page
-from batchwright.reporting.render.figures import draw_run, write_figures
+from batchwright.reporting.render.figures import write_figures
 from batchwright.reporting.render.tables import summary_table
 from dynamic_runs import STEPS, dynamic_epoch, dynamic_summary
-from samples import make_plan, make_summary, shown
+from samples import make_plan, make_summary, only_drawn, shown
 from test_reporting_page import Document
 
 HOSTILE = "<script>$\\frac$\x1b[2J"
@@ -190,7 +190,7 @@ def test_the_figure_s_numbers_are_those_of_every_worker(tmp_path, undrawn):
 
 
 def drawn(summary, name="workers.png"):
-    return dict(draw_run(summary))[name]
+    return only_drawn(summary, name)
 
 
 def test_one_worker_has_no_figure_of_workers(tmp_path, undrawn):
