@@ -15,3 +15,8 @@ def examples(count: int, *, derandomize: bool = False) -> settings:
         max_examples=max(10, count * usual.max_examples // USUAL),
         derandomize=derandomize or usual.derandomize,
     )
+
+
+def times(count: int) -> int:
+    """How often a test that draws for itself tries what it tries ``count`` times of all tests."""
+    return max(1, count * settings().max_examples // USUAL)

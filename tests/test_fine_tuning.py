@@ -99,11 +99,11 @@ TOLD = {"image_mean": SIX[:3], "image_std": SIX[3:], "rescale_factor": 1 / 255}
     [
         (TOLD, "auto", SIX),
         (TOLD, "data", "data"),
-        (TOLD, IMAGENET, IMAGENET),
+        pytest.param(TOLD, IMAGENET, IMAGENET, marks=pytest.mark.slow),
         (TOLD | {"do_normalize": False}, "auto", (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)),
-        (TOLD | {"rescale_factor": None}, "auto", SIX),
+        pytest.param(TOLD | {"rescale_factor": None}, "auto", SIX, marks=pytest.mark.slow),
         (TOLD | {"rescale_factor": 1 / 127.5, "rescale_offset": True}, "auto", "auto"),
-        ({}, "auto", "auto"),
+        pytest.param({}, "auto", "auto", marks=pytest.mark.slow),
     ],
 )
 def test_a_job_takes_what_pretrained_weights_of_transformers_expect(

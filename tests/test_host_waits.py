@@ -179,7 +179,7 @@ def updates_of(plan, build, device=FAR, *, spoil=None, clear=None, odd=None, **o
         return found, torch.cat([one.detach().cpu().double().flatten() for one in learnt])
 
 
-@pytest.mark.parametrize("kind", ["plain", "adamw"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_the_update_is_on_its_way_before_the_host_waits(kind):
     found, _ = updates_of(*KINDS[kind][:2])
     assert found[0] == (1, 1, True)  # the optimizer has no state yet
@@ -260,7 +260,7 @@ def half_fused(network):
 
 @pytest.mark.parametrize(
     "build",
-    [hooked, averaging, *(pytest.param(n, marks=pytest.mark.slow) for n in (counting, half_fused))],
+    [averaging, *(pytest.param(n, marks=pytest.mark.slow) for n in (hooked, counting, half_fused))],
 )
 def test_an_optimizer_that_does_more_than_torchs_is_stepped_by_the_host(build):
     found, _ = updates_of(plan_for(), build)
@@ -425,7 +425,7 @@ def test_an_update_that_takes_a_number_of_the_host_comes_after(kind):
     [
         pytest.param({"spoil": 0}, marks=pytest.mark.slow),
         {"spoil": 3},
-        {"clear": 3},
+        pytest.param({"clear": 3}, marks=pytest.mark.slow),
         pytest.param({"clear": 3, "spoil": 3}, marks=pytest.mark.slow),
         pytest.param({"weight": 7.0}, marks=pytest.mark.slow),
     ],
@@ -440,7 +440,7 @@ def test_a_step_that_is_not_as_usual_ends_as_on_the_cpu(told):
     torch.testing.assert_close(learnt, expected)
 
 
-@pytest.mark.parametrize("kind", ["plain", "clip"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("clip", marks=pytest.mark.slow)])
 def test_memory_that_runs_out_behind_a_queued_update_breaks_the_step(kind, monkeypatch):
     """Where none was queued it is taken once more, in smaller micro-batches."""
     plan, build, options = KINDS[kind]
@@ -693,7 +693,11 @@ def goes_ahead(bench, seen):
 
 @pytest.mark.parametrize(
     ("changes", "waits"),
-    [({}, False), ({"clip_norm": 0.1}, True), ({"ags": {"mode": "norm"}}, True)],
+    [
+        ({}, False),
+        pytest.param({"clip_norm": 0.1}, True, marks=pytest.mark.slow),
+        ({"ags": {"mode": "norm"}}, True),
+    ],
     ids=str,
 )
 def test_a_probe_steps_ahead_and_sums_per_tensor_where_a_training_does(changes, waits):

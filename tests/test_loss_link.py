@@ -53,7 +53,7 @@ def test_the_line_that_marks_were_made_with_comes_back():
     assert [found.value, found.low, found.high] == pytest.approx(ends)
 
 
-@pytest.mark.parametrize("marks", [3, 5, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("marks", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 12))])
 @pytest.mark.parametrize("unsure", [0.0, 0.3])
 def test_the_interval_holds_the_loss_of_one_more_training_95_times_in_100(marks, unsure):
     """Beyond the marks, too, and with an accuracy that is itself known with an error."""

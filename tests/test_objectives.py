@@ -558,7 +558,14 @@ def test_a_deadline_that_leaves_the_target_no_chance_names_what_is_to_be_had_in_
 
 
 @pytest.mark.parametrize(
-    ("deadline", "batch"), [(2.11, 64), (10.0, 512), (3.9, "auto"), (8.0, "auto"), (20.0, 64)]
+    ("deadline", "batch"),
+    [
+        (2.11, 64),
+        pytest.param(10.0, 512, marks=pytest.mark.slow),
+        pytest.param(3.9, "auto", marks=pytest.mark.slow),
+        (8.0, "auto"),
+        pytest.param(20.0, 64, marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadline, batch):
     goal = Goal(accuracy=0.95, deadline=deadline)
@@ -571,7 +578,7 @@ def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadli
 
 
 @pytest.mark.parametrize("limits", [{"deadline": 0.01}, {"price": 1.0, "max_cost": 1e-7}])
-@pytest.mark.parametrize("batch", [32, "auto"])
+@pytest.mark.parametrize("batch", [pytest.param(32, marks=pytest.mark.slow), "auto"])
 def test_limits_below_one_epoch_name_the_least_that_gives_any_training(limits, batch):
     goal = Goal(accuracy=0.3, **limits)
     job = PROFILE.job.model_copy(update={"global_batch": batch, "goal": goal})

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.algorithms.partition import apportion
+from example_counts import times
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("weight_of", WEIGHTS.values(), ids=WEIGHTS)
 def test_shares_are_those_of_exact_fractions(weight_of):
     chance = Random(0)
-    for _ in range(1000):
+    for _ in range(times(1000)):
         ws = [weight_of(chance) for _ in range(chance.randint(1, 8))]
         ws[0] = ws[0] or 1.0
         total = chance.randint(0, chance.choice([5, 40, 10**9]))

@@ -570,7 +570,10 @@ def test_a_deadline_that_evaluation_alone_takes_is_refused(monkeypatch, method, 
         planned(method, epochs=1, goal=Goal(deadline=7.0))
 
 
-@pytest.mark.parametrize("method", ["cyclic", "dual-batch", "hybrid"])
+@pytest.mark.parametrize(
+    "method",
+    ["hybrid", *(pytest.param(n, marks=pytest.mark.slow) for n in ("cyclic", "dual-batch"))],
+)
 def test_of_more_than_a_limit_is_advised_only_what_keeps_it(method):
     """The shortest training is one epoch; the plan's own extra time is not to be left to it."""
     with pytest.raises(PlanError, match=r": raise goal\.deadline$"):
@@ -585,7 +588,10 @@ def test_of_more_than_a_limit_is_advised_only_what_keeps_it(method):
     assert planned(method, epochs=1, goal=Goal(deadline=most)).epochs == 1
 
 
-@pytest.mark.parametrize("method", ["cyclic", "dual-batch", "hybrid"])
+@pytest.mark.parametrize(
+    "method",
+    ["hybrid", *(pytest.param(n, marks=pytest.mark.slow) for n in ("cyclic", "dual-batch"))],
+)
 def test_the_most_epochs_that_keep_a_limit_are_advised(method):
     total = reason(planned(method, epochs=12), "training time").value  # 1 s (0.9 to 1.1)
     high = float(total.partition(" to ")[2].partition(")")[0].split()[0])

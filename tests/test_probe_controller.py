@@ -305,7 +305,10 @@ def controller_of(machine, job, counts, **told):
 
 
 @pytest.mark.parametrize("drift", [0.02, pytest.param(0.1, marks=pytest.mark.slow), 0.3])
-@pytest.mark.parametrize("sample_seconds", [0.00005, 0.0005, 0.005])
+@pytest.mark.parametrize(
+    "sample_seconds",
+    [0.0005, *(pytest.param(n, marks=pytest.mark.slow) for n in (0.00005, 0.005))],
+)
 def test_the_budget_is_kept_and_used(drift, sample_seconds):
     profile = measured_on(Machine(drift=drift, sample_seconds=sample_seconds), probe=LONG_VISITS)
     assert profile.probe_seconds <= 30 * 1.1
@@ -673,7 +676,7 @@ def test_optimizers_are_timed_where_the_plan_is_to_choose_one():
 def taught(machine, **changes):
     """A profile with trials of SGD and Muon; others' seconds are the machine's own."""
     open_ = {"optimizer": "auto", "learning_rate": "auto", "resolutions": (32,), "epochs": 20}
-    open_["probe"] = LONG_VISITS
+    open_["probe"] = LONG_VISITS.model_copy(update={"budget": 6})  # trials come after it
     return measured_on(machine, **(open_ | changes))
 
 
@@ -682,7 +685,7 @@ def known():
     """Such a profile of a usual machine, and what was kept before each of its trials."""
     kept = []
     machine = Machine(drift=0.02, sample_seconds=0.0005)
-    return taught(machine, learning=0.1, keep=kept.append), kept
+    return taught(machine, learning=0.1, keep=kept.append, probe=LONG_VISITS), kept
 
 
 @pytest.mark.parametrize("learning", [0.02, 0.1, 20.0])
@@ -708,7 +711,10 @@ def test_trials_to_a_target_take_a_share_of_the_epochs_that_it_is_likely_to_take
     assert sum(one.seconds for one in profile.trials) <= 0.2 * plan.chosen.train_seconds.value
 
 
-@pytest.mark.parametrize(("sample_seconds", "longer"), [(0.0002, False), (0.005, True)])
+@pytest.mark.parametrize(
+    ("sample_seconds", "longer"),
+    [pytest.param(0.0002, False, marks=pytest.mark.slow), (0.005, True)],
+)
 def test_to_a_target_a_probe_takes_a_tenth_of_what_trials_tell(sample_seconds, longer):
     """All 1,000 epochs would take hours."""
     machine = Machine(drift=0.1, sample_seconds=sample_seconds, latency=0.0)
@@ -726,6 +732,7 @@ def test_to_a_target_a_probe_takes_a_tenth_of_what_trials_tell(sample_seconds, l
     assert ("visit" in after) == longer == (wanted > 5)
 
 
+@pytest.mark.slow
 def test_without_trials_a_probe_to_a_target_takes_a_tenth_of_all_epochs():
     machine = Machine(drift=0.1, sample_seconds=0.0002, latency=0.0, trial_room=0)
     settings = ProbeSettings(budget="auto", steps=100)
@@ -1010,7 +1017,11 @@ def stages_of(profile):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
 @pytest.mark.parametrize(
     ("latency", "sample_seconds", "sides", "budget"),
-    [(0.03, 0.005, (16, 32), 20), (0.06, 0.004, (24, 32), 30), (0.03, 0.0005, (16, 32), 20)],
+    [
+        (0.03, 0.005, (16, 32), 20),
+        pytest.param(0.06, 0.004, (24, 32), 30, marks=pytest.mark.slow),
+        pytest.param(0.03, 0.0005, (16, 32), 20, marks=pytest.mark.slow),
+    ],
 )
 def test_a_plan_of_two_resolutions_rests_on_steps_that_were_measured(
     latency, sample_seconds, sides, budget, seed
@@ -1031,6 +1042,7 @@ def test_a_plan_of_two_resolutions_rests_on_steps_that_were_measured(
     assert profile.probe_seconds <= budget * 1.1
 
 
+@pytest.mark.slow
 def test_most_visits_go_to_the_curves_that_the_choice_is_between():
     machine = Machine(drift=0.1, latency=0.01, sample_seconds=0.002, planning=0)
     profile = measured_on(machine, method="cyclic", probe=ProbeSettings(budget=40))

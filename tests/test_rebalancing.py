@@ -256,7 +256,9 @@ def test_a_slow_down_and_a_recovery_are_followed_in_one_whole_interval():
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))]
+)
 def test_noise_moves_nothing(count, seed):
     workers = Workers([1.0] * count, fixed=10.0, noise=0.05, seed=seed)
     even = (64,) * count

@@ -74,7 +74,15 @@ def test_how_single_steps_scatter_says_nothing_of_whole_epochs():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])
-@pytest.mark.parametrize(("batch", "factor"), [(48, 1.3), (64, 2.0), (192, 1.6), (320, 2.0)])
+@pytest.mark.parametrize(
+    ("batch", "factor"),
+    [
+        (48, 1.3),
+        pytest.param(64, 2.0, marks=pytest.mark.slow),
+        pytest.param(192, 1.6, marks=pytest.mark.slow),
+        (320, 2.0),
+    ],
+)
 def test_the_new_fit_comes_to_the_epochs_though_the_profile_speaks_against_them(
     batch, factor, optimizer
 ):

@@ -249,7 +249,7 @@ def test_a_run_is_introduced_sent_and_ended(service, folder, told):
     assert (sender.report.next, sender.report.told, sender.left, told) == (8, True, 0, [])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_whatever_the_wire_loses_each_line_is_stored_once(service, folder, told, seed):
     chance = random.Random(seed)
     faults = ["refused", "lost", "answered", "503", "", "", ""]

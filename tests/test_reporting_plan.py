@@ -256,7 +256,9 @@ def test_the_numbers_beside_the_figure_are_those_drawn(written):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            make_choice(workers=(2,), considered=(make_candidate(2, 256),)), id="one candidate"
+            make_choice(workers=(2,), considered=(make_candidate(2, 256),)),
+            id="one candidate",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             make_choice(job=make_job(goal={"deadline": 900.0, "max_cost": 0.2, "price": 0.4})),
@@ -341,7 +343,7 @@ def test_seconds_are_to_the_target_only_where_its_epochs_are_known():
             assert missing not in table
 
 
-def test_the_numbers_of_stages_are_beside_the_figure(tmp_path):
+def test_the_numbers_of_stages_are_beside_the_figure(tmp_path, undrawn):
     plan = make_hybrid_plan()
     path, numbers = write_plan_figure(plan, [], tmp_path / "plan.png")
     assert path.exists()
@@ -352,7 +354,7 @@ def test_the_numbers_of_stages_are_beside_the_figure(tmp_path):
     assert "stages" not in plan_figure_data(make_plan())
 
 
-def test_a_figure_that_cannot_be_is_refused(tmp_path):
+def test_a_figure_that_cannot_be_is_refused(tmp_path, undrawn):
     with pytest.raises(FileError, match=r"ends in one of \.png, \.pdf, \.svg"):
         write_plan_figure(make_choice(), [], tmp_path / "plan.jpg")
     with pytest.raises(FileError, match="holds no predictions"):

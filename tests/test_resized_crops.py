@@ -96,7 +96,9 @@ def test_parts_depend_on_seed_and_epoch_but_not_on_the_batch():
     assert not torch.equal(ResizedCrops(2).draw(4, indices, sizes, 1.0), parts)
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.4, 1.0, 3.0])
+@pytest.mark.parametrize(
+    "strength", [0.4, 3.0, *(pytest.param(n, marks=pytest.mark.slow) for n in (0.0, 1.0))]
+)
 def test_parts_are_the_same_when_sizes_are_known_one_by_one(strength):
     indices = torch.randperm(5000, generator=torch.Generator().manual_seed(3))
     sizes = SIZES[indices % len(SIZES)]
@@ -140,7 +142,10 @@ def test_a_batch_is_resized_as_pytorch_resizes_each_image(side):
     assert (flat == 255).all()
 
 
-@pytest.mark.parametrize("resolution", [12, 16, 40])  # larger ones are resized one by one
+@pytest.mark.parametrize(
+    "resolution",
+    [16, 40, pytest.param(12, marks=pytest.mark.slow)],  # larger: resized one by one
+)
 @pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
 def test_a_pipeline_shows_the_drawn_parts_in_any_batch(store, resolution):
     indices = torch.randperm(300, generator=torch.Generator().manual_seed(1))[:90]

@@ -301,7 +301,7 @@ def test_a_plan_with_a_target_keeps_its_epochs_and_its_target():
     assert offer.plan.stages[1].global_batch_size > plan.stages[0].global_batch_size
 
 
-@pytest.mark.parametrize("target", [0.7, 0.75])
+@pytest.mark.parametrize("target", [0.7, pytest.param(0.75, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("factor", [0.5, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_a_target_calls_for_no_other_batch_where_all_batches_are_slower_alike(target, factor):
     profile = profile_of(goal={"accuracy": target}, optimizer="auto", learning_rate="auto")

@@ -243,7 +243,7 @@ def test_what_the_rules_do_not_name_is_not_run(service, hold, tmp_path, monkeypa
     assert not list((tmp_path / "agent" / "jobs").glob("*/logs/*"))
 
 
-@pytest.mark.parametrize("trials_open", [True, False])
+@pytest.mark.parametrize("trials_open", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_probe_that_was_stopped_in_its_trials_is_gone_on_with(
     service, queued, hold, tmp_path, trials_open
 ):
@@ -445,7 +445,14 @@ def test_a_disk_that_fills_up_after_the_training_repeats_none(
     assert f"train failed after the end of the training: {CANNOT}" in here.told
 
 
-@pytest.mark.parametrize(("free", "then"), [(0, "queued"), (2**30, "failed"), (None, "failed")])
+@pytest.mark.parametrize(
+    ("free", "then"),
+    [
+        (0, "queued"),
+        pytest.param(2**30, "failed", marks=pytest.mark.slow),
+        pytest.param(None, "failed", marks=pytest.mark.slow),
+    ],
+)
 def test_a_verb_that_could_not_say_that_the_disk_is_full_fails_no_job(
     service, queued, hold, tmp_path, monkeypatch, free, then
 ):
@@ -515,7 +522,7 @@ def test_an_error_with_what_no_text_may_hold_is_told_too(service, queued, hold, 
     )
 
 
-@pytest.mark.parametrize("verb", ["probe", "train"])
+@pytest.mark.parametrize("verb", [pytest.param("probe", marks=pytest.mark.slow), "train"])
 def test_a_cancelled_job_stops_at_once(service, queued, hold, tmp_path, verb):
     hold.write_text(verb)
     thread = Here(service, tmp_path / "agent").begin()

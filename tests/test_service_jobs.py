@@ -419,13 +419,13 @@ def grown(document, **changes):
     "change",
     [
         {"network": "os:system"},
-        {"data": "cifar10:/"},
         {"weights": "/etc/passwd"},
-        {"epochs": 1_000_000},
         {"workers": 64},
-        {"seed": 1},
-        {"checkpoint_seconds": 1e9},
-        {"restarts": 9},
+        pytest.param({"data": "cifar10:/"}, marks=pytest.mark.slow),
+        pytest.param({"epochs": 1_000_000}, marks=pytest.mark.slow),
+        pytest.param({"seed": 1}, marks=pytest.mark.slow),
+        pytest.param({"checkpoint_seconds": 1e9}, marks=pytest.mark.slow),
+        pytest.param({"restarts": 9}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -1596,9 +1596,8 @@ def run_in_pieces(folder, pieces, plan):
 @pytest.mark.parametrize(
     "pieces",
     [
-        (3,),
         (2, 4, 3),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ((1,), (5,), (7,), (5, 5, 1))),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ((1,), (3,), (5,), (7,), (5, 5, 1))),
     ],
     ids=lambda pieces: str(pieces),
 )

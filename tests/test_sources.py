@@ -161,7 +161,7 @@ def test_a_users_data_set_that_cannot_be_used_is_refused(
 GOOD = (PIXELS, 1)
 
 
-@pytest.mark.parametrize("loaders", [0, 1])
+@pytest.mark.parametrize("loaders", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("part", "items", "message"),
     [

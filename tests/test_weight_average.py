@@ -224,7 +224,7 @@ def test_weights_of_sixteen_bits_follow_slowly_but_surely():
     assert (model.bias == 1).all()
 
 
-@pytest.mark.parametrize("at", [3, 5, 7])
+@pytest.mark.parametrize("at", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 7))])
 def test_a_resumed_run_has_the_same_average(tmp_path, at):
     plan = averaging(1, epochs=3)
 
