@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 if TYPE_CHECKING:
     from gloo import Crew
@@ -46,6 +47,10 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder there that is it
 ROOM = 6 << 30
 """Bytes that must be free there, far more than folders of tests take; as much again is left to
 programs."""
+
+
+SHOWN = 0.05
+"""Seconds from which on set-up and end of a test are reported, for ``--durations``."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -152,6 +157,21 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()  # what the file leaves behind would stay as well
         gc.freeze()
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """The process that hands out tests is told once of a test that passes, and not three times.
+
+    Of an empty test most of the time goes into what the processes tell each other.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed or report.duration > SHOWN:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.fixture
