@@ -169,6 +169,8 @@ def right(outputs, labels):
 @reaches(
     "workload.host:enter",
     "training.step.clock:clock_for",
+    "training.step.clock:_Event.__init__",
+    "training.step.clock:_Event.record",
     "training.step.peak_memory:PeakMemory.of_epoch",
     "training.step.peak_memory:PeakMemory.__init__",
     "training.batches.randomness:random_states",
