@@ -232,3 +232,28 @@ def test_what_is_left_out_is_no_computing(monkeypatch):
 
 def test_the_cpu_keeps_its_own_clock():
     assert type(clock_for(CPU)) is StepClock
+
+
+def test_marks_are_on_the_gpu_of_the_training(monkeypatch):
+    """An event refuses the stream of another GPU, which a script may have made the current one."""
+    gpu, recorded = torch.device("cuda", 1), []
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            recorded.append(stream)
+
+        def elapsed_time(self, end):
+            assert isinstance(end, Event)
+            return 0.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    clock, meter = clock_for(gpu), EpochMeter()
+    clock.lap(meter, "compute")
+    clock.passing(lambda: None)()
+    clock.lap(meter, "communication")
+    assert set(recorded) == {"the stream of cuda:1"}
+    assert len(recorded) == 3

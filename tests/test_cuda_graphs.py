@@ -90,6 +90,7 @@ def played(monkeypatch):
     """All networks are replayed as on a GPU."""
     Played.recorded, Played.replayed = [], []
     monkeypatch.setattr(recorded_passes, "copy_stream", lambda device: None)  # no CUDA to ask
+    monkeypatch.setattr(recorded_passes, "_SHARED_STREAMS", {})
     monkeypatch.setattr(cuda_graphs, "Recorder", Played)
     return Played
 
@@ -603,13 +604,16 @@ def test_nothing_stays_recorded_when_a_recording_is_interrupted(played, monkeypa
     assert graphs.holds == 0
 
 
-def test_networks_are_recorded_in_streams_of_their_own_which_they_keep(played, monkeypatch):
-    """Else one that ends would take memory that what is recorded of others uses."""
+@pytest.mark.parametrize(("version", "shared"), [((2, 11), True), ((2, 12), False)])
+def test_networks_are_recorded_in_streams_which_they_keep(played, monkeypatch, version, shared):
+    """In their own, or one that ends would take memory that what is recorded of others uses. Where
+    PyTorch frees it never, in one: else the memory of each network of a probe would stay."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(recorded_passes, "_torch_version", lambda: version)
     one, other = (graph_training(built(), after=0) for _ in range(2))
     first = one._recorder._stream()
-    assert other._recorder._stream() is not first
+    assert (other._recorder._stream() is first) == shared
     one.forget()
     assert one._recorder._stream() is first
 

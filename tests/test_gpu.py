@@ -169,6 +169,8 @@ def right(outputs, labels):
 @reaches(
     "workload.host:enter",
     "training.step.clock:clock_for",
+    "training.step.clock:_Event.__init__",
+    "training.step.clock:_Event.record",
     "training.step.peak_memory:PeakMemory.of_epoch",
     "training.step.peak_memory:PeakMemory.__init__",
     "training.batches.randomness:random_states",
@@ -644,7 +646,8 @@ def allocated():
 def test_a_training_takes_the_memory_that_its_step_was_weighed_with(key, tmp_path):
     """In bfloat16; with graphs, epochs that only replay say what was recorded, too."""
     samples, batch, side = 3072, 512, 64
-    small = plan_for(precision="bfloat16")  # what libraries take is there before anything counts
+    # What libraries take is there before anything counts, in the stream that records, too.
+    small = plan_for(precision="bfloat16", epochs=3, cuda_graphs=key)
     train(plan=small, dtype=torch.bfloat16)
     images = store(samples, side)
     facts = make_data(train_samples=samples, val_samples=48, classes=tuple("abc"), side=side)
@@ -808,6 +811,7 @@ def _free_memory_is_all_but_what_others_hold():
 )
 def test_a_probe_measures_plans_and_trains(tmp_path):
     here = {"device": "cuda", "launch": "in-process", "workers": 1}
+    train(plan=plan_for(epochs=3, cuda_graphs="on"))  # libraries have their workspaces
     before = allocated()
     profile = batchwright.probe(data="digits", **here, probe={"budget": 5})
     # The rest is for others; libraries keep workspaces, each thread's own.

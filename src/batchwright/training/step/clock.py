@@ -133,8 +133,21 @@ class DeviceClock(StepClock):
 def clock_for(device: torch.device) -> StepClock:
     """The clock for steps on a device."""
     if device.type == "cuda":
-        return DeviceClock(partial(torch.cuda.Event, enable_timing=True))
+        return DeviceClock(partial(_Event, device))
     return StepClock()
+
+
+class _Event:
+    """A `Moment` of a GPU, also where a script has made another one the current one since."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def elapsed_time(self, end: _Event) -> float:
+        return float(self._event.elapsed_time(end._event))
 
 
 def book_waiting(meter: EpochMeter, exchange: float, computed: Sequence[float], rank: int) -> None:

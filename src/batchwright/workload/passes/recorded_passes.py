@@ -15,6 +15,10 @@ from batchwright.workload.data.copying import copy_stream
 _WARM_UP = 3  # passes, as PyTorch advises: kernels are loaded and chosen in the first
 _FAR = 0.02  # relative distance, more than rounding in 16 bits makes
 
+# By GPU, the stream to record in, for all networks of this process. Streams are kept, as cuBLAS
+# keeps some 32 MiB for each stream and thread that it has seen.
+_SHARED_STREAMS: dict[int, torch.cuda.Stream] = {}
+
 
 class CannotRecordError(Exception):
     """A pass cannot be replayed from a graph; the message says why."""
@@ -38,10 +42,11 @@ class Recorder:
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self._pool: Any = None
-        # By GPU, the stream to record in. It is kept, as cuBLAS keeps some 32 MiB for each stream
-        # that it has seen. Networks do not share a stream: from PyTorch 2.12 on this memory is
-        # freed with any graph that was recorded in the stream, though other graphs still use it.
-        self._streams: dict[int, torch.cuda.Stream] = {}
+        # From PyTorch 2.12 on networks do not share a stream: cuBLAS's memory for a stream is freed
+        # with any graph that was recorded in it, though other graphs still use it. Before, it stays
+        # until the process ends, so that a probe's next network would be weighed with that of the
+        # ones before.
+        self._streams = {} if _torch_version() >= (2, 12) else _SHARED_STREAMS
 
     def begin_anew(self) -> None:
         """Record in new memory from now on; all recorded graphs have been dropped."""
