@@ -13,14 +13,24 @@ from tight import Tight
 class Module(L.LightningModule):
     """A small network that notes which samples it sees, and may be slow or run out of memory."""
 
-    def __init__(self, *, take=None, room=None, manual=False, back=None, rare=0, past=False):
+    def __init__(
+        self,
+        *,
+        take=None,
+        room=None,
+        manual=False,
+        back=None,
+        rare=0,
+        past=False,
+        halves=False,
+    ):
         super().__init__()
         torch.manual_seed(3)
         self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         self.rare, self.few = (nn.Linear(6, 1) if rare else None), rare
         self.back = back
         self.take, self.room, self.seen, self.gradients = take, room, [], []
-        self.automatic_optimization, self.past = not manual, past
+        self.automatic_optimization, self.past, self.halves = not manual, past, halves
 
     def training_step(self, batch, batch_idx):
         inputs, labels, numbers = batch
@@ -40,6 +50,10 @@ class Module(L.LightningModule):
             return loss
         for optimizer in self.optimizers():
             optimizer.zero_grad()
+        if self.halves:  # the second of which has the first in it
+            half = loss / 2
+            self.manual_backward(half, retain_graph=True)
+            loss = loss - half
         loss.backward() if self.past else self.manual_backward(loss)
         for optimizer in self.optimizers():
             optimizer.step()

@@ -399,6 +399,23 @@ def test_an_update_after_each_pass_of_a_plan_that_accumulates_is_refused():
         closed()
 
 
+def test_a_loss_that_is_a_part_of_another_loss_is_weighed_once_in_it():
+    accelerator, plain, model, optimizer = opened(passes=2)
+    gradients = []
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(4))
+        *_, one = feed
+        assert feed.sampler.part(feed._index).factor(1) == 2 * 2 / 5  # the smaller of a last step
+        loss = loss_of(model, one)
+        for part in (loss, 2 * loss):
+            optimizer.zero_grad()
+            feed.backward(part, retain_graph=True)
+            gradients.append([p.grad.clone() for p in plain.parameters()])
+    finally:
+        closed()
+    alike([2 * each for each in gradients[0]], gradients[1])
+
+
 def test_a_step_whose_closure_gives_its_loss_to_the_feed_is_not_told(capfd):
     accelerator, _, model, optimizer = opened(passes=2)
     try:
@@ -450,6 +467,19 @@ def test_a_scheduler_that_was_there_before_goes_on_at_the_plans_rate_or_a_line_s
     assert ("build it after bw.ForAccelerate" in told) is not prepared
     if prepared:
         assert optimizer.param_groups[0]["lr"] == pytest.approx(4 * 0.2 / 2)
+
+
+@pytest.mark.parametrize("factor", [1, 4])
+def test_other_optimizers_whose_rates_the_plan_leaves_are_told(factor, capfd):
+    accelerator, plain, _, optimizer = opened()
+    accelerator.prepare(torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=0.1))
+    plan = make_tiny_plan((BATCH * factor,), samples=SAMPLES, factor=factor)
+    try:
+        bw.ForAccelerate(accelerator, plain, optimizer, loader(), plan)
+    finally:
+        closed()
+    told = "only the optimizer that bw.ForAccelerate was given has its rates times 4"
+    assert (told in capfd.readouterr().err) is (factor == 4)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (4, 4), (4, 1)])

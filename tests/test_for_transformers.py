@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
 
@@ -227,6 +228,9 @@ def alone(tmp_path_factory):
         {"make": rare_images, "ddp_find_unused_parameters": True, "room": 4},
         {"make": texts},
         {"make": texts, "passes": 2, "batch": BATCH // 2, "room": 3},
+        {"make": open_images},
+        {"make": open_images, "passes": 2, "batch": BATCH // 2, "room": 2},
+        {"make": open_images, "kind": "Said", "passes": 2, "batch": BATCH // 2},
         {"make": open_images, "kind": "Mean"},
         {"make": open_images, "kind": "Mean", "passes": 2, "batch": BATCH // 2, "room": 2},
     ],
@@ -239,6 +243,9 @@ def alone(tmp_path_factory):
         "unused in parts",
         "tokens",
         "tokens in parts",
+        "unused number of labels",
+        "unused number in parts",
+        "model's means",
         "means",
         "means in parts",
     ],
@@ -473,6 +480,24 @@ def test_a_loss_that_may_be_a_mean_or_a_sum_is_refused_where_a_step_has_parts(tm
         bw.ForTransformers(made)
         made.train()
         assert made.state.global_step == 1
+    finally:
+        closed()
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_a_function_of_the_loss_that_ignores_the_number_of_labels_is_refused(tmp_path, divides):
+    def loss_of(outputs, labels, num_items_in_batch=None):
+        each = functional.cross_entropy(outputs["logits"], labels, reduction="sum")
+        return each / (num_items_in_batch if divides else len(labels))
+
+    try:
+        made = trainer_of(tmp_path, open_images, passes=2, max_steps=1)
+        made.compute_loss_func = loss_of
+        made.model.forward = lambda pixel_values, **_: {"logits": made.model.body(pixel_values)}
+        bw.ForTransformers(made)
+        with nullcontext() if divides else pytest.raises(PlanError, match="ignores num_items_in_b"):
+            made.train()
+        assert made.state.global_step == divides
     finally:
         closed()
 

@@ -333,10 +333,23 @@ def test_a_tensor_that_the_optimizer_leaves_out_is_told_unless_it_is_frozen():
         make_session(model, optimizer).__exit__(None, None, None)
 
 
+def test_rates_by_layer_that_only_a_scheduler_of_timm_would_set_are_told():
+    model = make_model()
+    groups = [{"params": [model.weight], "lr_scale": 0.5}, {"params": [model.bias]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    with pytest.warns(UserWarning, match=r"have lr_scale, which only timm's schedulers .* by gro"):
+        make_session(model, optimizer).__exit__(None, None, None)
+    for group in optimizer.param_groups:
+        group["lr"] *= group.pop("lr_scale", 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_session(model, optimizer).__exit__(None, None, None)
+
+
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (torch.optim.LBFGS, "is LBFGS, whose step.. needs closure=: "),
+        (torch.optim.LBFGS, r"is LBFGS, whose step.. needs closure=: .* use bw\.Sampler and bw\."),
         (lambda weights: [torch.optim.SGD(weights, lr=0.1)] * 2, "give one optimizer, with a para"),
         (lambda weights: rateless(weights), "is SGD with lr=None in group 0: "),
         (
@@ -546,13 +559,16 @@ def test_gradients_that_the_loop_has_left_are_no_part_of_a_step():
     assert torch.equal(weights(stray=False), weights(stray=True))
 
 
-def test_a_backward_pass_of_the_loops_own_is_refused():
-    """It would count for nothing, and the whole training would change no weight."""
+@pytest.mark.parametrize("also", ["nothing", "step", "backward"])
+def test_a_backward_pass_of_the_loops_own_is_refused(also):
+    """It would count for nothing, or on each worker as if it were alone, such as a penalty."""
     one = make_session()
 
     def step(features, labels):
         functional.cross_entropy(one.model(features), labels).backward()
-        one.step()
+        if also == "backward":
+            one.backward(functional.cross_entropy(one.model(features), labels))
+        one.step(one.model(features).sum() if also == "step" else None)
 
     with pytest.raises(RuntimeError, match=r"called backward\(\) .* give step\(loss\), or call"):
         run_loop(one, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import warnings
 
 import pytest
 import torch
@@ -125,6 +126,7 @@ def everything(rank, folder):
         "pieces": stop_and_resume(rank, folder / "pieces"),
         "average": train_averaging(rank, folder / "average"),
         "unfrozen": train_and_unfreeze(rank, (5, 3)),
+        "buffers": train_with_buffers(rank),
         "refusals": refusals(rank, folder),
     }
 
@@ -151,6 +153,33 @@ def test_factors_depend_on_the_parts_of_a_step_not_on_how_many_workers_have_them
     for epoch in summary_in(folder / "scaled").epochs:
         assert 1 <= epoch.gradient_factors.least < epoch.gradient_factors.most <= 4
         assert epoch.rate_gain is None
+
+
+class Codes(nn.Module):
+    """Has a buffer of its own, as a codebook is."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("code", torch.zeros(()))
+
+    def forward(self, outputs):
+        if self.training:
+            self.code = self.code * 0.9 + outputs.detach().mean() * 0.1
+        return outputs
+
+
+def train_with_buffers(rank):
+    """Warnings of a model with buffers of its own, which each worker makes from its samples."""
+    model = nn.Sequential(make_model(extras=True), Codes())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        train(rank, (5, 3), model=model.double())
+    return [str(one.message) for one in told if "buffer" in str(one.message)]
+
+
+def test_a_buffer_that_each_worker_makes_from_its_own_samples_is_told_once(found):
+    assert [len(each["buffers"]) for each in found] == [1, 0]
+    assert "the model's buffer 1.code is no longer the same" in found[0]["buffers"][0]
 
 
 def train_averaging(rank, folder):

@@ -53,6 +53,12 @@ class Mean(Own):
     loss_is_scaled_for_ga = False
 
 
+class Said(Noting):
+    """Says the same of the loss that its model returns."""
+
+    loss_is_scaled_for_ga = False
+
+
 class Gradients(transformers.TrainerCallback):
     def __init__(self):
         self.found = []

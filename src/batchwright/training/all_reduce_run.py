@@ -102,6 +102,7 @@ class AllReduceRun:
         switches_in = setup.folder if setup.follow_advice and self.rank == 0 else None
         self._plan_switch = PlanSwitch(switches_in, self._plan, self._recorder)
         self._drifted = self._unlike = False  # whether weights were found not to be the same
+        self._compared = setup.own_buffers if self._group.size > 1 else []
         self._reducer = (reducer or Reducer)(
             trained,
             self._group,
@@ -330,6 +331,31 @@ class AllReduceRun:
             self._setup.average.step(len(steps))
             self.stepper.updated = False
 
+    def _warn_of_buffers(self) -> None:
+        """Warn once of a buffer that each worker makes from its own samples, such as a codebook.
+
+        DDP gives all workers worker 0's before each forward pass.
+        """
+        if not self._compared:
+            return
+        # Looked up each time, as a loop may put others in their place.
+        there = dict(self._setup.model.named_buffers(remove_duplicate=False))
+        found = (there.get(name) for name in self._compared)
+        digests = [0 if one is None else int(weights_digest([one])) for one in found]
+        pairs = zip(self._compared, *self._group.gather(digests), strict=True)
+        name = next((name for name, *each in pairs if len(set(each)) > 1), None)
+        if name is None:
+            return
+        self._compared = []
+        if self.rank == 0:
+            warnings.warn(
+                f"the model's buffer {name} is no longer the same on all workers: each goes on "
+                "with its own, and checkpoints have worker 0's; compute it from the samples of all "
+                "workers (torch.distributed.all_reduce), or give all of them worker 0's after each "
+                "step, as DDP does (torch.distributed.broadcast)",
+                stacklevel=5,
+            )
+
     def _broadcast_weights(self) -> None:
         """Go on with worker 0's weights, all workers together, where their weights have drifted.
 
@@ -425,6 +451,7 @@ class AllReduceRun:
         self._batches = None
         record = meter.record(self.stage, self._worker_times(), self.noise_scale)
         self._recorder.epochs.append(record)  # before the checkpoint, which must know of it
+        self._warn_of_buffers()
         self._merge_buffers()
         state.epoch, state.step = state.epoch + 1, 0
         new_plan = self._save_if_due()

@@ -135,6 +135,17 @@ class Setup:
         return any(isinstance(m, nn.SyncBatchNorm) for m in self.model.modules())
 
     @property
+    def own_buffers(self) -> list[str]:
+        """Names of the model's buffers but batch statistics, which are merged over the workers."""
+        return [
+            f"{path}.{name}" if path else name
+            for path, layer in self.model.named_modules()
+            if not isinstance(layer, _BatchNorm)
+            for name, one in layer.named_buffers(recurse=False)
+            if one.layout is torch.strided
+        ]
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """Parameters of the model, in its order, then others of the optimizer, such as a loss's."""
         parameters = dict.fromkeys(self.model.parameters())

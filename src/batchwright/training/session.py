@@ -114,7 +114,8 @@ class Session:
         learning_rate: ``"mine"`` leaves the optimizer's rates alone.
         images: Where the image is in a tuple or dict batch (index or key), for resizing.
         resize: Resizes a whole batch instead: f(batch, resolution in pixels) -> batch.
-        collate: Makes a batch of items, as ``collate_fn`` of `torch.utils.data.DataLoader`.
+        collate: Makes a batch of items, as ``collate_fn`` of `torch.utils.data.DataLoader`; also
+            for evaluations, so that mixup belongs into the loop.
         loaders: Loader processes for a map-style data set; ``None``: as the plan's job says, 2
             where it says nothing.
         sample_weights: How often each sample is drawn relative to the others, shape (samples,);

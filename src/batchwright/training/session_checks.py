@@ -131,6 +131,13 @@ def doubts(
             "each step, as a multiple of that: leave the scheduler out, or give "
             "learning_rate='mine'"
         )
+    layers = {group.get("lr_scale", 1.0) for group in optimizer.param_groups}
+    if first and scheduled is None and layers != {1.0}:
+        yield (
+            "the optimizer's groups have lr_scale, which only timm's schedulers multiply into "
+            "their rates: do so before the session, by group['lr'] *= group.pop('lr_scale', 1.0) "
+            "for each group in optimizer.param_groups"
+        )
     if own_rates and rule.peak != rule.base:
         yield (
             f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
@@ -302,7 +309,8 @@ def _refuse_other_updates(optimizer: Any) -> None:
     if needs:
         raise ArgumentError(
             f"optimizer of Session is {name}, whose step() needs {needs[0]}=: a session's step is "
-            "one backward pass and then the update, so take an optimizer that needs no more"
+            "one backward pass and then the update, so take an optimizer that needs no more, "
+            "or keep your loop and use bw.Sampler and bw.weight in it"
         )
     rates = [group.get("lr") for group in optimizer.param_groups]
     if None in rates:

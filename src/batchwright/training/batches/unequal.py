@@ -12,7 +12,7 @@ all have as many; the weight makes it so whatever they have.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from numbers import Number
 from operator import index as whole
 from typing import Any, NamedTuple
@@ -333,8 +333,14 @@ def _in_group() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def weigh_gradient(loss: Tensor, part: Part, workers: int) -> None:
-    """Weigh the gradient of a loss as `weight` does, without changing the loss's value."""
-    if loss.requires_grad:
-        factor = part.factor(workers)
-        loss.register_hook(lambda gradient: gradient * factor)
+def weigh_gradient(loss: Tensor, part: Part, workers: int) -> Callable[[], None]:
+    """Weigh the gradient of a loss as `weight` does, without changing the loss's value.
+
+    Returns:
+        Ends that, to be called after the backward pass: the loss may be a part of another one.
+    """
+    if not loss.requires_grad:
+        return lambda: None
+    factor = part.factor(workers)
+    end: Callable[[], None] = loss.register_hook(lambda gradient: gradient * factor).remove
+    return end

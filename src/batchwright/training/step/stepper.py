@@ -55,8 +55,9 @@ _NO_GRADIENT = (
 )
 
 _OWN_BACKWARD = (
-    "session.step() got no loss, but the loop has called backward() for this batch: leave that out "
-    "and give step(loss), or call session.backward(part) for each part of the loss"
+    "the loop has called backward() for this batch before session.step(), and such gradients are "
+    "not weighed by the samples of all workers: leave that out and give step(loss), or call "
+    "session.backward(part) for each part of the loss"
 )
 
 Loss = Tensor | Callable[[], Tensor]
@@ -256,8 +257,8 @@ class Stepper:
                 if micro.last:  # from here on a bucket of gradients is sent once it is full
                     self._reducer.arm()
                 self._backward(micro, loss, weight)
-            elif micro.weight is None and any(p.grad is not None for p in self._reducer.parameters):
-                raise RuntimeError(_OWN_BACKWARD)  # it would not count, and train nothing
+            elif micro.weight is None:
+                self._refuse_own_backward()
             self.leave_autocast()
             self._micro = None
             if not (micro.last or self._failed):
@@ -290,6 +291,7 @@ class Stepper:
                 f"weight={mean_over:g}: give what the loss is a mean over, a number from 0 on"
             )
         if micro.weight is None:
+            self._refuse_own_backward()
             micro.weight = mean_over
             self._weight += mean_over
         elif micro.weight != mean_over:
@@ -529,6 +531,11 @@ class Stepper:
         """The factor on the losses of the step in progress; 1 but in float16."""
         known = self._state.loss_scale if self._narrow else None
         return known or LossScale.of(self._plan.precision)
+
+    def _refuse_own_backward(self) -> None:
+        """Refuse gradients that came before the first backward pass of `_backward`."""
+        if any(p.grad is not None for p in self._reducer.parameters):
+            raise RuntimeError(_OWN_BACKWARD)
 
     def _opened(self) -> _MicroBatch:
         self.refuse_failed()

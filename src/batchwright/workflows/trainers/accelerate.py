@@ -241,12 +241,13 @@ class ForAccelerate:
             loss = self._recovering.loss(loss, self._batch, wrapper=self._model)
         self._weighed += 1
         part = self.sampler.part(self._index)
-        weigh_gradient(loss, part, self._accelerator.num_processes)
+        end = weigh_gradient(loss, part, self._accelerator.num_processes)
         run = partial(self._accelerator.backward, loss, **how)
         if again:
             self._recovering.backward(run)
         else:
             run()
+        end()
         if self._follower is not None:
             self._follower.exchanged()
         return loss
@@ -319,6 +320,12 @@ def _scale_rates(accelerator: Any, optimizer: Any, factor: float) -> None:
         tell(
             "a scheduler has noted the optimizer's rate before the plan changed it, and would set "
             "it back: prepare it with the optimizer, or build it after bw.ForAccelerate",
+            first=accelerator.is_main_process,
+        )
+    if factor != 1 and len(accelerator._optimizers) > 1:
+        tell(
+            f"only the optimizer that bw.ForAccelerate was given has its rates times {factor:.3g}: "
+            "multiply those of your other optimizers, too, if they go with the batch",
             first=accelerator.is_main_process,
         )
     scale_rates([inner], schedulers, factor)

@@ -98,6 +98,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         self._undo, self._probing = ExitStack(), False
         self._index, self._part = -1, Part(1, 1, 1)
         self._weighed, self._told = False, False  # a loss of the batch; whether none was told
+        self._end_weighing: Callable[[], None] | None = None  # of a loss in its backward pass
         # Lightning's counts of batches, and those processed before the current one.
         self._counts: Any = None
         self._before = 0
@@ -293,7 +294,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         """Weigh the gradient of each loss of the batch."""
         del pl_module
         self._weighed = True
-        weigh_gradient(loss, self._part, trainer.world_size)
+        self._end_weighing = weigh_gradient(loss, self._part, trainer.world_size)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Print a line before a step of a batch whose loss was never weighed, once."""
@@ -308,8 +309,11 @@ class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightnin
         )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Note the end of the exchange for the clock."""
+        """Weigh that loss no longer, and note the end of the exchange for the clock."""
         del trainer, pl_module
+        if self._end_weighing is not None:
+            self._end_weighing()
+            self._end_weighing = None
         if self._follower is not None:
             self._follower.exchanged()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from inspect import unwrap
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
 from batchwright.records.text.formatting import counted
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.recovering import Recovering
+from batchwright.training.batches.recovering import Recovering, parts_of, samples_in
 from batchwright.training.batches.unequal import Part, Sampler, weigh_gradient
+from batchwright.training.evaluate.evaluation import evaluation_mode, without_gradients
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -111,6 +112,7 @@ class ForTransformers:
         self._epoch: int | None = None  # the current epoch, once the training has begun one
         self._index, self._part = -1, Part(1, 1, 1)
         self._training, self._asked, self._told = False, False, False
+        self._means: bool | None = None  # whether losses are, though labels are counted
         self._set: tuple[int, int] | None = None  # batch and passes that the arguments were given
         self._scaled: Any = None  # the optimizer whose learning rates are those of the plan
         self._rates: list[float] = []  # these rates
@@ -228,8 +230,7 @@ class ForTransformers:
         said = _said_of_losses(trainer)
         if said is not None:
             return said
-        means = trainer.compute_loss_func is None and _is_mean(trainer.model)
-        return _counts_labels(trainer) and not means
+        return _counts_labels(trainer) and not self._means
 
     def _probed(self, loader: Any, **keys: Any) -> Profile:
         trainer, model = self._trainer, self._trainer.model
@@ -318,16 +319,23 @@ class ForTransformers:
             self._recovering = None
             vars(self._trainer.accelerator).pop("backward", None)
 
-    def _pass(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+    def _pass(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None, *more: Any, **named: Any
+    ) -> Any:
         """One `training_step` of the Trainer, which is a single forward and backward pass."""
         assert self.sampler is not None  # noqa: S101 - as above
         self._index += 1
         self._part = self.sampler.part(self._index)
         if self._follower is not None:
             self._follower.begin()
-        self._training, self._asked = True, False
         try:
-            value = self._step(model, inputs, *more, **named)
+            if num_items_in_batch is not None and self._means is None:
+                self._means = self._found_means(inputs, num_items_in_batch)
+            # Told the number, the Trainer would not divide a mean by the passes, and would multiply
+            # it by the number of workers.
+            number = num_items_in_batch if self._counts_items else None
+            self._training, self._asked = True, False
+            value = self._step(model, inputs, number, *more, **named)
             self._tell_of_own_losses()
             return value
         finally:
@@ -335,11 +343,49 @@ class ForTransformers:
             if self._follower is not None:
                 self._follower.exchanged()
 
+    @property
+    def _parts(self) -> int:
+        """Passes of all workers in a step."""
+        assert self.sampler is not None  # noqa: S101 - as above
+        return int(self._trainer.args.world_size) * self.sampler.passes
+
+    def _found_means(self, inputs: Any, number: Any) -> bool | None:
+        """Whether losses stay the same if the step has twice as many labels; ``None``: no telling.
+
+        The Trainer believes each network whose `forward` takes any arguments to divide by the
+        number of labels. Many of Transformers' own do not, such as ResNet and SegFormer.
+
+        Raises:
+            PlanError: It is a function of the user's, whose losses the Trainer takes for sums.
+        """
+        trainer, model = self._trainer, self._trainer.model
+        if _said_of_losses(trainer) is not None:
+            return False
+        means: bool | None = None
+        inputs = trainer._prepare_inputs(dict(inputs))
+        # In evaluation mode nothing is drawn, and no statistics change.
+        with evaluation_mode(model), without_gradients(), trainer.compute_loss_context_manager():
+            for part in parts_of(inputs, samples_in(inputs), 2):
+                once, twice = (
+                    # A copy, as computing a loss may take the labels out.
+                    float(self._compute(model, dict(part), num_items_in_batch=labels))
+                    for labels in (number, 2 * number)
+                )
+                if once and isfinite(once):  # else there is no label in it
+                    means = abs(twice - once) < abs(once) / 4
+                    break
+        if means and trainer.compute_loss_func is not None and self._parts > 1:
+            with refused_in_a_line(first=trainer.args.process_index == 0):
+                raise PlanError(
+                    "compute_loss_func ignores num_items_in_batch, so that parts of a step of "
+                    "unequal size would count alike, and too much: let it return the sum over "
+                    "labels divided by that number"
+                )
+        return means
+
     def _tell_of_own_losses(self) -> None:
         """Print a line after a pass whose loss did not come from `compute_loss`, once."""
-        assert self.sampler is not None  # noqa: S101 - as above
-        parts = self._trainer.args.world_size * self.sampler.passes
-        if self._asked or self._told or parts == 1:
+        if self._asked or self._told or self._parts == 1:
             return
         self._told = True
         tell(
@@ -371,12 +417,6 @@ class ForTransformers:
 def _counts_labels(trainer: Any) -> bool:
     """Whether a Trainer counts the labels of a step, for losses to be divided by their number."""
     return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
-
-
-def _is_mean(model: Any) -> bool:
-    """Whether a model of Transformers has a loss that ignores the number of labels of a step."""
-    kind = getattr(getattr(model, "config", None), "problem_type", None)
-    return kind in ("regression", "multi_label_classification")
 
 
 def _said_of_losses(trainer: Any) -> bool | None:
