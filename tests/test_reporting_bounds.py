@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+from typing import NamedTuple
 
 import pytest
 
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Alternative, Estimate, Knee, Reason
+from batchwright.reporting.charts.chart import rounded
 from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.data.outline import (
     MAXIMUM_CANDIDATES,
@@ -132,6 +134,14 @@ def test_drawing_a_plan_nine_times_as_long_costs_hardly_more():
     drawn(short)  # what is done once
     few, many = calls(lambda: drawn(short)), calls(lambda: drawn(long))
     assert many < 2 * few + 300_000
+
+
+def test_ticks_are_found_without_going_through_the_epochs():
+    class Ends(NamedTuple):
+        start: int
+        stop: int
+
+    assert rounded(Ends(1, 9 * 10**15), 10) == [at * 10**15 for at in range(1, 9)]
 
 
 def test_comparing_takes_no_steps_for_each_pair_of_stage_and_epoch():
