@@ -20,6 +20,7 @@ from batchwright.reporting.data.outline import (
 )
 from batchwright.reporting.data.reading import comparisons
 from batchwright.reporting.data.spending import spending
+from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.pages.live_page import RunStory, plan_parts, run_parts, tiles
 from batchwright.reporting.pages.page import job_text, page
 from samples import make_epoch, make_job, make_plan, make_prediction, make_profile, make_summary
@@ -142,6 +143,14 @@ def test_ticks_are_found_without_going_through_the_epochs():
         stop: int
 
     assert rounded(Ends(1, 9 * 10**15), 10) == [at * 10**15 for at in range(1, 9)]
+
+
+def test_curves_of_workers_take_no_steps_for_each_pair_of_workers():
+    def run(count):
+        return make_summary(epochs=(make_epoch(0, workers=make_epoch(0).workers[:1] * count),))
+
+    few, many = (calls(lambda run=run(count): worker_curves(run)) for count in (200, 2000))
+    assert many < 15 * few
 
 
 def test_comparing_takes_no_steps_for_each_pair_of_stage_and_epoch():
