@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Alternative, Estimate, Knee, Reason
 from batchwright.reporting.charts.chart import rounded
+from batchwright.reporting.charts.run import learning_charts
 from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.data.outline import (
     MAXIMUM_CANDIDATES,
@@ -143,6 +145,16 @@ def test_ticks_are_found_without_going_through_the_epochs():
         stop: int
 
     assert rounded(Ends(1, 9 * 10**15), 10) == [at * 10**15 for at in range(1, 9)]
+
+
+@pytest.mark.parametrize("seconds", [2e-6, 0.3, 3e4, 1.3e6])
+def test_long_seconds_below_the_learning_curves_leave_each_other_room(seconds):
+    epochs = tuple(make_epoch(at, training_seconds=seconds) for at in range(12))
+    x = learning_charts(make_summary(epochs=epochs))[0].x
+    places = [(x.share(at), len(words.partition("\n")[2])) for at, words in x.ticks]
+    assert len(places) > 2
+    for (one, _), (other, letters) in pairwise(sorted(places)):
+        assert other - one > 0.018 * letters
 
 
 def test_curves_of_workers_take_no_steps_for_each_pair_of_workers():
