@@ -161,7 +161,8 @@ def test_curves_of_workers_take_no_steps_for_each_pair_of_workers():
     def run(count):
         return make_summary(epochs=(make_epoch(0, workers=make_epoch(0).workers[:1] * count),))
 
-    few, many = (calls(lambda run=run(count): worker_curves(run)) for count in (200, 2000))
+    short, long = run(200), run(2000)
+    few, many = calls(lambda: worker_curves(short)), calls(lambda: worker_curves(long))
     assert many < 15 * few
 
 
