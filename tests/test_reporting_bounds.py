@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Alternative, Estimate, Knee, Reason
+from batchwright.reporting.charts.chart import rounded
+from batchwright.reporting.charts.run import learning_charts
 from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.data.outline import (
     MAXIMUM_CANDIDATES,
@@ -18,6 +22,7 @@ from batchwright.reporting.data.outline import (
 )
 from batchwright.reporting.data.reading import comparisons
 from batchwright.reporting.data.spending import spending
+from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.pages.live_page import RunStory, plan_parts, run_parts, tiles
 from batchwright.reporting.pages.page import job_text, page
 from samples import make_epoch, make_job, make_plan, make_prediction, make_profile, make_summary
@@ -132,6 +137,33 @@ def test_drawing_a_plan_nine_times_as_long_costs_hardly_more():
     drawn(short)  # what is done once
     few, many = calls(lambda: drawn(short)), calls(lambda: drawn(long))
     assert many < 2 * few + 300_000
+
+
+def test_ticks_are_found_without_going_through_the_epochs():
+    class Ends(NamedTuple):
+        start: int
+        stop: int
+
+    assert rounded(Ends(1, 9 * 10**15), 10) == [at * 10**15 for at in range(1, 9)]
+
+
+@pytest.mark.parametrize("seconds", [2e-6, 0.3, 3e4, 1.3e6])
+def test_long_seconds_below_the_learning_curves_leave_each_other_room(seconds):
+    epochs = tuple(make_epoch(at, training_seconds=seconds) for at in range(12))
+    x = learning_charts(make_summary(epochs=epochs))[0].x
+    places = [(x.share(at), len(words.partition("\n")[2])) for at, words in x.ticks]
+    assert len(places) > 2
+    for (one, _), (other, letters) in pairwise(sorted(places)):
+        assert other - one > 0.018 * letters
+
+
+def test_curves_of_workers_take_no_steps_for_each_pair_of_workers():
+    def run(count):
+        return make_summary(epochs=(make_epoch(0, workers=make_epoch(0).workers[:1] * count),))
+
+    short, long = run(200), run(2000)
+    few, many = calls(lambda: worker_curves(short)), calls(lambda: worker_curves(long))
+    assert many < 15 * few
 
 
 def test_comparing_takes_no_steps_for_each_pair_of_stage_and_epoch():

@@ -231,6 +231,24 @@ def test_axe_finds_nothing_and_nothing_is_too_wide_on_any_page(tmp_path):
             assert violations(page) == [], scheme
 
 
+def test_words_without_end_push_no_column_out_of_the_list_of_jobs(tmp_path):
+    with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
+        story = Story(server.store)
+        job = server.store.jobs.submit("W" * 120, Job(), auto=False, owner="o" * 120).id
+        story.work("planned", job, profile=make_profile(), plan=make_plan())
+        server.store.jobs.approve(job)
+        assert server.store.jobs.lease("rig") is not None
+        sign_in(page, server)
+        for path in ("/jobs", f"/jobs/{job}"):
+            page.goto(server.address + path)
+            for width in (360, 1000, 1280):
+                page.set_viewport_size({"width": width, "height": 800})
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+                cut = "e => e.clientWidth && e.scrollWidth > e.clientWidth"
+                lists = page.locator("#rows .scroll, #agents .scroll").element_handles()
+                assert width == 360 or not any(one.evaluate(cut) for one in lists), (path, width)
+
+
 def test_a_folded_section_opens_for_its_link_and_stays_open(tmp_path):
     with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
         story = Story(server.store)

@@ -339,6 +339,17 @@ def test_a_disk_that_takes_no_writes_stops_no_reader(service):
             service.store.tokens.note_used()
 
 
+def test_the_process_answers_for_itself_whoever_asks_and_wherever_the_database_is(
+    service, monkeypatch
+):
+    def away(_secret):
+        raise OperationalError("SELECT", None, Exception("the server closed the connection"))
+
+    monkeypatch.setattr(service.store.tokens, "find", away)
+    assert service.get("read", "/healthz").status_code == 200
+    assert service.get("read", "/v1/runs").status_code == 503
+
+
 def test_that_nothing_can_be_written_is_told_to_whoever_asks_whether_it_is_ready(
     service, monkeypatch
 ):

@@ -8,6 +8,7 @@ import pytest
 
 from artifacts import restarted
 from batchwright.records.service import RunEnd
+from batchwright.records.text.formatting import duration
 from batchwright.service.pages.assets import assets
 from batchwright.service.pages.run_page import MAX_EPOCHS, lines_of
 from pages import (
@@ -236,8 +237,14 @@ def test_a_run_that_has_ended_has_nothing_so_far_or_to_come(service):
     name = "Cost, in the price&#39;s currency"
     assert tile(page, name)[0].endswith(" so far")
     assert "expected at the end" in page.source
-    service.store.runs.end(run, RunEnd(outcome="finished", summary=make_summary(plan=plan)))
+    service.store.runs.end(run, RunEnd(outcome="stopped"))
     page = browse(browser, f"/runs/{run}")
+    assert tile(page, "Epochs done") == ("1 of 30", "the rest was not trained")
+    summary = make_summary(plan=plan)
+    service.store.runs.end(run, RunEnd(outcome="finished", summary=summary))
+    page = browse(browser, f"/runs/{run}")
+    assert tile(page, "Epochs done") == ("30 of 30", "no more to come")
+    assert tile(page, "Time")[1] == f"{duration(summary.wall_seconds)} with set-up"
     assert "so far" not in tile(page, "Time")[0] + tile(page, name)[0]
     assert "expected at the end" not in page.source
     assert "last report <time" in page.source

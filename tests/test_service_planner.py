@@ -8,13 +8,14 @@ from urllib.parse import urlencode
 
 import pytest
 
+from batchwright.records import Estimate
 from batchwright.records.service import RunIntroduction
 from batchwright.reporting.charts.chart import ratio_axis
 from batchwright.reporting.charts.plan import pareto_chart
 from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.service import processes
 from batchwright.service.pages import planner_form
-from batchwright.service.pages.planner import Answers
+from batchwright.service.pages.planner import Answer, Answers
 from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
 from batchwright.service.plan_answers import PLANNERS
 from batchwright.service.problems import Unavailable
@@ -78,6 +79,9 @@ def test_people_write_units_and_jobs_have_numbers(field, words, value):
         ("goal.memory", "-8 GiB"),
         ("goal.price", "cheap"),
         ("goal.price", "nan"),
+        ("goal.price", "1,500"),
+        ("goal.max_cost", "1,500"),
+        ("goal.accuracy", "99,500 %"),
         ("goal.max_workers", "0"),
         ("goal.max_workers", "2.5"),
         ("goal.max_workers", "9" * 30),
@@ -200,6 +204,17 @@ def test_accuracy_over_time_is_the_first_picture_where_it_is_known(empty):
     assert titles[0] == "Accuracy over time: every candidate"
     assert titles.count(titles[0]) == 1
     assert "<span>Accuracy</span>" in page.source
+
+
+def test_an_accuracy_that_is_hardly_known_is_not_promised():
+    plan, known = make_plan(), {"value": 0.91, "low": 0.46, "high": 0.99}
+    considered = [
+        one.model_copy(update={"accuracy": Estimate(**known)}) if one == plan.chosen else one
+        for one in plan.considered
+    ]
+    plan = plan.model_copy(update={"considered": tuple(considered)})
+    tiles = {name: more for name, _, more in Answer(read_form({}), plan, None).tiles}
+    assert tiles["Accuracy"] == "hardly known: 46 to 99 %, held out at its end"
 
 
 def test_an_answer_comes_alone_with_what_is_wrong_by_field(service, stored):

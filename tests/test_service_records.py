@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_json
 from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError
 
 from batchwright.records.lines.line_files import line_text
 from batchwright.records.lines.run_lines import EpochLine, EvaluationLine
@@ -30,9 +31,9 @@ from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
 from batchwright.service.store import records as records_module
 from batchwright.service.store.lines import LONGEST_LINE, MAX_BYTES, read_batch
-from batchwright.service.store.records import from_level
+from batchwright.service.store.records import from_level, insert_rows
 from run_lines import values_of
-from samples import make_data, make_epoch, make_plan
+from samples import make_data, make_epoch, make_plan, make_summary
 from services import (
     epoch,
     flat_epoch,
@@ -522,6 +523,13 @@ def test_what_is_stored_of_a_finished_run_is_not_replaced(store, monkeypatch):
         assert stored(store, one) == [0]
 
 
+def test_rows_that_the_database_refuses_are_told_as_by_other_statements(store):
+    run = a_run(store)  # of an error that is not SQLAlchemy's no service knows what to answer
+    with pytest.raises(IntegrityError), store.database.writing() as connection:
+        insert_rows(connection, [(run, 0, "step", 0, "{}")] * 2)
+    assert send(store, run, 0, step(0)) == 1
+
+
 def stored_lines(store, run):
     page = store.records.after(run)
     assert page.sequences == tuple(range(len(page.sequences)))
@@ -601,6 +609,19 @@ def test_a_run_may_be_introduced_again_and_a_stopped_one_goes_on(store):
     store.runs.end(run, RunEnd(outcome="finished"))
     again = store.runs.introduce(run, RunIntroduction(name="again", plan=make_plan()), "me")
     assert again.state == "finished"
+
+
+def test_a_finished_run_is_not_ended_otherwise_by_what_comes_late(store):
+    run = a_run(store)
+    summary = make_summary()
+    store.runs.end(run, RunEnd(outcome="finished", summary=summary))
+    for outcome in ("stopped", "failed"):
+        late = store.runs.end(run, RunEnd(outcome=outcome, error="from a copy of the folder"))
+        assert (late.state, late.error) == ("finished", None)
+    assert store.runs.end(run, RunEnd(outcome="finished")).state == "finished"
+    assert store.runs.summary(run).epochs == summary.epochs
+    with pytest.raises(NotFound):
+        store.runs.end("5f0a3c1e-0000-4000-8000-000000000000", RunEnd(outcome="stopped"))
 
 
 def test_a_run_keeps_its_owner_and_its_training(store):

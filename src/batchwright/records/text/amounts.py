@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 
 NUMBER = r"[0-9]+(?:[.,][0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
+AMBIGUOUS = re.compile(r",[0-9]{3}(?![0-9])")
+"""A comma as in 8,000, which may mean eight or eight thousand."""
 _PARTS = re.compile(rf"\s*({NUMBER})\s*([a-zµ]*)\s*", re.IGNORECASE)
 _TIMES = {
     **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
@@ -56,7 +58,7 @@ def rate_of(words: str) -> float | None:
 
 def _sum(words: str, units: Mapping[str, float]) -> float | None:
     """The sum of amounts such as ``2 h 30 min``; `None` if the text is anything else."""
-    if re.search(r",[0-9]{3}(?![0-9])", words):  # 8,000 may mean eight or eight thousand
+    if AMBIGUOUS.search(words):
         return None
     total, place = 0.0, 0
     while place < len(words):

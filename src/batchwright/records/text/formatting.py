@@ -118,10 +118,15 @@ def shares_between(estimate: Estimate) -> str:
     >>> shares_between(Estimate(value=0.67, low=0.12, high=0.97))
     '67.0 % (hardly known: 12 to 97 %)'
     """
-    value, low, high = (percent(one) for one in (estimate.value, estimate.low, estimate.high))
+    return f"{percent(estimate.value)} ({share_ends(estimate)})"
+
+
+def share_ends(estimate: Estimate) -> str:
+    """The interval of an estimated share, in percent; a wide one is marked."""
+    low, high = percent(estimate.low), percent(estimate.high)
     if estimate.high - estimate.low > HARDLY_KNOWN:  # else the value would be read as a promise
         low, high = f"hardly known: {100 * estimate.low:.0f}", percent(estimate.high, 0)
-    return f"{value} ({low} to {high})"
+    return f"{low} to {high}"
 
 
 def counted_points(share: float) -> str:

@@ -266,8 +266,8 @@ def rounded(places: range, most: int) -> list[int]:
     ([5, 10, 15, 20, 25, 30], [0, 5, 10, 15, 20], [1, 2, 3])
     """
     steps = (factor * 10**power for power in count() for factor in (1, 2, 5))
-    found = ([at for at in places if at % step == 0] for step in steps)
-    return next(ticks for ticks in found if len(ticks) <= most)
+    found = (range(-(-places.start // step) * step, places.stop, step) for step in steps)
+    return next([*ticks] for ticks in found if len(ticks) <= most)
 
 
 def evenly(places: range, most: int) -> list[int]:

@@ -164,11 +164,13 @@ def learning_charts(summary: RunSummary, forecast: EpochLine | None = None) -> t
     timed = spread(timed, _MAX_POINTS)
     epochs = [epoch for epoch, _ in timed]
     labels = [f"{e.epoch + 1}\n{number(s)} s" for e, s in timed]
+    # A letter is a fiftieth of the axis wide, or a little less.
+    most = max(1, min(6, 54 // (1 + max(len(one.partition("\n")[2]) for one in labels))))
     x = Axis(
         f"epoch, and {simulated_word(summary)}seconds of training by its end",
         min(0.5, epochs[0].epoch + 0.5),
         epochs[-1].epoch + 1.5,
-        tuple((epochs[i].epoch + 1.0, labels[i]) for i in evenly(range(len(epochs)), 6)),
+        tuple((epochs[i].epoch + 1.0, labels[i]) for i in evenly(range(len(epochs)), most)),
     )
     held_out = held_out_loss(summary.plan)
     losses = [
@@ -190,7 +192,7 @@ def learning_charts(summary: RunSummary, forecast: EpochLine | None = None) -> t
         right.append(Series("likely, by the epochs so far", "purple", ahead, "diamond", line=False))
         last = float(summary.plan.epochs)
         if epochs[-1].epoch + 1 < last:
-            room = max(1, 6 * (epochs[-1].epoch + 1) // summary.plan.epochs)
+            room = max(1, most * (epochs[-1].epoch + 1) // summary.plan.epochs)
             ticks = tuple(
                 (epochs[i].epoch + 1.0, labels[i])
                 for i in evenly(range(len(epochs)), room)

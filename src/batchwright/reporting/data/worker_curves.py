@@ -114,8 +114,8 @@ def worker_curves(summary: RunSummary) -> list[WorkerCurve]:
     epochs: dict[tuple[str, int], list[WorkerEpoch]] = {}
     for epoch in summary.epochs:
         names = _names(epoch.workers)
-        for rank, (name, worker) in enumerate(zip(names, epoch.workers, strict=True)):
-            shares.setdefault(name, []).extend(_shares(epoch, rank))
+        for name, worker, own in zip(names, epoch.workers, _shares(epoch), strict=True):
+            shares.setdefault(name, []).extend(own)
             epochs.setdefault(name, []).append(
                 WorkerEpoch(
                     epoch=epoch.epoch,
@@ -186,8 +186,8 @@ def _names(workers: Sequence[WorkerTime]) -> list[tuple[str, int]]:
     return names
 
 
-def _shares(epoch: EpochRecord, rank: int) -> list[Share]:
-    """The stretches of one epoch of the worker with ``rank``.
+def _shares(epoch: EpochRecord) -> list[list[Share]]:
+    """The stretches of one epoch of each worker, in rank order.
 
     Stretches with another number of workers, from before a resume, are left out, since the places
     of these workers are unknown. In a record without stretches the epoch is one, with the local
@@ -196,16 +196,23 @@ def _shares(epoch: EpochRecord, rank: int) -> list[Share]:
     whole = LocalBatches(step=0, sizes=tuple(one.local_batch_size for one in epoch.workers))
     stretches = [one for one in epoch.shares or (whole,) if one.step < epoch.steps]
     ends = [*(one.step for one in stretches[1:]), epoch.steps]
-    return [
-        Share(
-            epoch=epoch.epoch,
-            step=one.step,
-            start=epoch.epoch + one.step / epoch.steps,
-            end=epoch.epoch + end / epoch.steps,
-            local_batch_size=one.sizes[rank],
-            share=one.sizes[rank] / (sum(one.sizes) or 1),
-        )
+    kept = [
+        (one, end, sum(one.sizes) or 1)  # added up once, not for each of thousands of workers
         # Not strict: an epoch without steps has no stretch, but an end.
         for one, end in zip(stretches, ends, strict=False)
         if len(one.sizes) == len(epoch.workers)
+    ]
+    return [
+        [
+            Share(
+                epoch=epoch.epoch,
+                step=one.step,
+                start=epoch.epoch + one.step / epoch.steps,
+                end=epoch.epoch + end / epoch.steps,
+                local_batch_size=one.sizes[rank],
+                share=one.sizes[rank] / total,
+            )
+            for one, end, total in kept
+        ]
+        for rank in range(len(epoch.workers))
     ]

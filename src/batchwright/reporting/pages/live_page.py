@@ -175,7 +175,8 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
     if now is not None:
         more = f"in epoch {now.epoch + 1:,}: {now.unit} {now.step:,} of {now.steps:,}"
     elif story.ended:
-        more = f"{counted(summary.resumed, 'resume')}" if summary.resumed else "no more to come"
+        more = "no more to come" if summary.ended else "the rest was not trained"
+        more = f"{counted(summary.resumed, 'resume')}" if summary.resumed else more
     else:
         more = "between two epochs" if summary.epochs else "no step reported yet"
     last = last_evaluated(summary)
@@ -186,6 +187,8 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
     until = [f"{duration(money.so_far)}{clock}{'' if story.ended else ' so far'}"]
     if left is not None and not story.ended:
         until.append(f"about {duration(left)} to go")
+    if story.summary is not None and summary.wall_seconds > money.so_far and not summary.simulated:
+        until.append(f"{duration(summary.wall_seconds)} with set-up")  # as its report says
     spent = [f"{number(money.cost(money.so_far))}{'' if story.ended else ' so far'}"]
     if money.expected is not None and not story.ended:
         spent.append(f"{number(money.cost(money.expected))} expected")

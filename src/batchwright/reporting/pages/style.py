@@ -37,7 +37,7 @@ p { margin: 10px 0; max-width: 72ch; overflow-wrap: anywhere; }
   table.numbers:not(.cards) td:nth-child(2):nth-last-child(2),
   table.numbers:not(.cards) td:nth-child(3):last-child {
     white-space: nowrap; } }
-.scroll { overflow-x: auto; margin: 0 0 12px; background:
+.scroll { position: relative; overflow-x: auto; margin: 0 0 12px; background:
   linear-gradient(to right, var(--paper) 40%, transparent) left / 44px 100% no-repeat local,
   linear-gradient(to left, var(--paper) 40%, transparent) right / 44px 100% no-repeat local,
   linear-gradient(to right, var(--pale), transparent) left / 18px 100% no-repeat scroll,

@@ -24,6 +24,10 @@ from batchwright.service.store.tokens import Caller, hash_of
 MAX_KEYS = 10_000
 """Maximum number of tokens and addresses whose rate is remembered."""
 
+HEALTH = "/healthz"
+"""Path that answers without a look at the database, whoever asks: it is to tell that the process
+lives, and who restarts it for want of an answer may send a token."""
+
 LONGEST_SECRET = 200
 """Maximum characters of a secret; a longer one is no secret of this service, and is not hashed."""
 
@@ -66,7 +70,7 @@ class Identify:
         session = request.cookies.get(self._cookie, "")
         session = session if len(session) <= LONGEST_SECRET else ""
         key = address
-        if secret := token or session:
+        if (secret := token or session) and scope["path"] != HEALTH:
             # Guessing is limited before each guess costs a query. Secrets that were known a moment
             # ago are not counted as guesses: what others do at the same address, such as a proxy's,
             # keeps nobody out who has a token.

@@ -26,6 +26,7 @@ from batchwright.records.text.formatting import (
     duration,
     number,
     percent,
+    share_ends,
 )
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import printable
@@ -104,8 +105,8 @@ class Answer:
             more = f"{counted(plan.likely_epochs(), 'epoch')}: {ends}, evaluation included"
             tiles.append(("The training", duration(train.value), more))
         if chosen is not None and (reached := chosen.accuracy) is not None:
-            ends = f"{percent(reached.low)} to {percent(reached.high)}"
-            tiles.append(("Accuracy", percent(reached.value), f"{ends}, held out at its end"))
+            more = f"{share_ends(reached)}, held out at its end"
+            tiles.append(("Accuracy", percent(reached.value), more))
         if cost is not None:
             tiles.append(("Cost", number(cost.value), f"{_ends(cost)}, {CURRENCY}"))
         return tiles

@@ -15,7 +15,7 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.registries.methods import METHODS as METHOD_SPECS
 from batchwright.records.service import PlanRequest
-from batchwright.records.text.amounts import NUMBER, bytes_of, rate_of, seconds_of
+from batchwright.records.text.amounts import AMBIGUOUS, NUMBER, bytes_of, rate_of, seconds_of
 from batchwright.records.text.job_keys import job_keys, meaning
 from batchwright.service.plan_answers import planned
 from batchwright.service.problems import TooMany, Unavailable
@@ -43,8 +43,8 @@ METHODS = (
 
 
 def _number(words: str) -> float:
-    if not re.fullmatch(NUMBER, words):
-        raise ValueError("Write a number, such as 0.35.")
+    if not re.fullmatch(NUMBER, words) or AMBIGUOUS.search(words):
+        raise ValueError("Write a number, such as 0.35 or 1500.")
     return float(words.replace(",", "."))
 
 

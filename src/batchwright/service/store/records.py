@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, select, union_all, update
+from sqlalchemy.exc import DBAPIError
 
 from batchwright.records import DataFacts, EpochRecord
 from batchwright.records.lines.line_files import line_text, read_line
@@ -522,9 +523,15 @@ def insert_rows(connection: Connection, rows: Sequence[tuple[str, *Row]]) -> Non
             connection.exec_driver_sql(statement, tuple(chain.from_iterable(some)))
     elif rows:
         driver: Any = connection.connection
-        with driver.cursor() as cursor, cursor.copy(f"COPY {columns} FROM STDIN") as copy:
-            for row in rows:
-                copy.write_row(row)
+        kind = connection.dialect.loaded_dbapi.Error
+        try:
+            with driver.cursor() as cursor, cursor.copy(f"COPY {columns} FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
+        except kind as error:  # as SQLAlchemy raises it where it calls the driver itself
+            raise DBAPIError.instance(
+                columns, None, error, kind, dialect=connection.dialect
+            ) from error
 
 
 def progress_in(lines: Sequence[RunLine]) -> dict[str, Any]:

@@ -172,7 +172,9 @@ class Runs(Part):
         return RecordsTaken(next=row.next_sequence, advice=row.advice, digest=row.digest)
 
     def end(self, identifier: str, end: RunEnd) -> RunInfo:
-        """Store how a run ended."""
+        """Store how a run ended. A finished run stays finished: what says otherwise is late, or
+        comes from a copy of the run folder.
+        """
         values: dict[str, Any] = {
             "outcome": end.outcome,
             "error": end.error,
@@ -180,10 +182,11 @@ class Runs(Part):
         }
         if end.summary is not None:
             values["summary"] = end.summary.model_dump_json()
+        this = [runs.c.id == identifier, NOT_DELETED]
+        if end.outcome != "finished":
+            this.append(or_(runs.c.outcome.is_(None), runs.c.outcome != "finished"))
         with self._database.writing() as connection:
-            this = (runs.c.id == identifier, NOT_DELETED)
-            if not connection.execute(update(runs).where(*this).values(**values)).rowcount:
-                raise missing("run", identifier)
+            connection.execute(update(runs).where(*this).values(**values))
             return self._info(_existing_row(connection, identifier))
 
     def get(self, identifier: str) -> RunInfo:
