@@ -17,7 +17,6 @@ import forked
 from batchwright.cli.output import print_plan
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.candidates.learnt import LearningCurve, learnt_of
-from batchwright.planning.candidates.preemptions import seconds_of_plan
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
@@ -463,7 +462,7 @@ def test_times_are_of_the_epochs_that_the_target_takes():
     plan = planned(accuracy=0.5)
     row = chosen(plan)
     needed, whole = row.trained_epochs, row.train_seconds.value
-    assert seconds_of_plan(plan) == pytest.approx(whole)
+    assert plan.train_seconds == row.train_seconds
     (simulated,) = simulate(plan).clusters
     assert simulated.seconds.value == pytest.approx(whole, rel=0.1)
     began = make_summary(plan=plan, epochs=())

@@ -15,7 +15,6 @@ from pkgutil import resolve_name
 from batchwright.algorithms.batch_size import as_compared
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.candidates.objectives.comparisons import MIN_SAVING
-from batchwright.planning.candidates.preemptions import seconds_of_plan
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.run_history import experience_of
 from batchwright.records import (
@@ -174,8 +173,9 @@ def _planned(
     plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
 ) -> PlannedMethod:
     """A method's plan compared with that of `plain`, which is `None` where it cannot be planned."""
-    rule, seconds = plan.method_spec, seconds_of_plan(plan)
-    assert seconds is not None  # noqa: S101 - steps were measured
+    rule = plan.method_spec
+    assert plan.train_seconds is not None  # noqa: S101 - steps were measured
+    seconds = plan.train_seconds.value
     usual = chosen_candidate(plain).accuracy if plain else None
     if rule.saves:
         saved = resolve_name(rule.saves)(plan, runs)

@@ -27,7 +27,6 @@ from batchwright.records.text.formatting import (
     number,
     percent,
 )
-from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.outline import outlined
 from batchwright.reporting.data.plan_words import batches_words, decided_words
@@ -86,8 +85,7 @@ class Answer:
         plan = self.plan
         if plan is None:
             return []
-        chosen = next((one for one in plan.considered if is_chosen(plan, one)), None)
-        train, cost = (chosen.train_seconds, chosen.cost) if chosen else (None, None)
+        chosen, train = plan.chosen, plan.whole_seconds
         epoch = plan.stages[0].predicted_epoch_seconds
         tiles = [
             (
@@ -106,7 +104,7 @@ class Answer:
         if chosen is not None and (reached := chosen.accuracy) is not None:
             ends = f"{percent(reached.low)} to {percent(reached.high)}"
             tiles.append(("Accuracy", percent(reached.value), f"{ends}, held out at its end"))
-        if cost is not None:
+        if chosen is not None and (cost := chosen.cost) is not None:
             tiles.append(("Cost", number(cost.value), f"{_ends(cost)}, {CURRENCY}"))
         return tiles
 
