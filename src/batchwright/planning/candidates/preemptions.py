@@ -94,7 +94,8 @@ class Losses:
             f"{percent(share)} ({percent(max(1 - work / low, 0.0))} to {percent(1 - work / high)})",
             f"Of the training's time: checkpoints, restarts of {duration(self.restart)} "
             f"(goal.restart_seconds) and work that is done again, where a worker is taken away "
-            f"every {duration(self.mean)} in the mean. The interval is of how often that happens.",
+            f"every {duration(self.mean)} in the mean. The interval comes from the number of such "
+            "losses, which is random.",
             "predicted",
             _DALY,
         )
@@ -103,8 +104,8 @@ class Losses:
         best = max(daly_interval(self.cost, self.mean), 1.0)
         young = max(young_interval(self.cost, self.mean), 1.0)
         why = (
-            f"Daly's for {cost}: short enough for what is lost to be little, long enough for "
-            "checkpoints to be."
+            f"Daly's for {cost}: short enough for little work to be lost, long enough for "
+            "checkpoints to take little time."
         )
         if self.asked is not None:
             why = f"Asked for. Daly's would be {duration(best)}, for {cost}."
