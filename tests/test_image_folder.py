@@ -233,6 +233,22 @@ def test_a_link_to_nothing_is_an_image_that_cannot_be_read(
     assert images_below(cats)[0][-1] == "gone.png"
 
 
+def test_a_class_folder_that_is_a_link_to_nothing_is_named(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was passed over, and so was its class. A link out of the folder is not followed anyway."""
+    fox = root / "train" / "fox"
+    fox.symlink_to(root / "train" / "gone")
+    with pytest.raises(DataError, match=r"class folder .*/train/fox is a link that leads to noth"):
+        open_folder(root)
+    below, _ = images_below(root / "train")
+    assert "fox" in below  # predict says that it cannot be read
+    fox.unlink()
+    fox.symlink_to(root.parent / "gone")
+    assert open_folder(root).facts.classes == ("cat", "dog")
+    assert f"1 link out of {root} not followed" in caplog.text
+
+
 def test_a_link_out_of_the_folder_counts_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "val").rename(root / "test")
     (root / "test" / "fox").symlink_to(root.parent)

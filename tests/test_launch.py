@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch
 import kept_network
 from batchwright.distributed import launch, launch_with_server, worker_processes
 from batchwright.distributed.exit_reports import leave_report, raise_failure, stopped_where
-from batchwright.distributed.launch import run_workers
+from batchwright.distributed.launch import AllTogether, run_workers
 from batchwright.errors import (
     BatchwrightError,
     Interrupted,
@@ -228,6 +229,25 @@ def test_a_port_in_use_is_refused_before_anything_starts(work):
             work("well", port=port)
         assert not processes_naming("work_module")
     work("well", port=port)
+
+
+def test_a_stop_signal_ends_the_wait_for_a_port_of_workers_to_start_again(tmp_path):
+    """A loader process of a killed worker holds the port, and Ctrl-C comes after the kill."""
+    children = MagicMock()
+    children.running.return_value = False
+    children.failures.return_value = {0: -signal.SIGKILL}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        workers = AllTogether(
+            children,
+            tmp_path,
+            workers=1,
+            port=port,
+            restarts=1,
+            tell=lambda _: workers.noted.append(signal.SIGINT),
+        )
+        assert workers._look() is False
+    children.start.assert_not_called()
 
 
 def test_a_signal_is_passed_on_and_ends_the_wait(work, tmp_path):

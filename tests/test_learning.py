@@ -432,7 +432,7 @@ def test_trials_decide_optimizer_and_batch():
     assert not quicker
     untold = reason(without, "accuracy")
     assert untold.source == "assumed"
-    assert "as other tasks' trainings lead to expect: nothing of it was measured" in untold.why
+    assert "as other tasks' trainings lead to expect: no trial was measured" in untold.why
     assert "The probe had no trials: probe.learning" in untold.why
     wide, narrow = chosen(without).accuracy, row.accuracy
     assert wide.low < narrow.low < narrow.high < wide.high
@@ -451,8 +451,8 @@ def test_other_tasks_buy_no_points_that_are_not_known_apart():
     near = [one for one in able if one.accuracy.value >= max(reached) - 0.01]
     assert chosen(plan) == min(near, key=lambda one: one.train_seconds.value)  # none halves it
     why = reason(plan, "global batch").why
-    assert "goal.accuracy_tolerance=0.01, or 3 times that for half the time with at most " in why
-    assert "points more are expected, in " in why
+    assert "accuracy_tolerance=0.01, or within 3 times that if they take half the time and " in why
+    assert "points more accurate, in " in why
     assert "within 3 points of the best" in choice_charts(plan, None)
     # All that rests on it is marked so.
     assert reason(plan, "global batch").source == "assumed"
@@ -586,8 +586,8 @@ def test_trials_tell_nothing_of_fewer_steps_than_they_have():
         assert one.trained_epochs * images >= MIN_STEPS * one.global_batch_size
     told = reason(planned(epochs=2, global_batch=500), "accuracy")
     assert told.value == "not known"
-    assert f"fewer than {MIN_STEPS} steps trials tell nothing" in told.why
-    with pytest.raises(PlanError, match="for the 25 steps from which on anything is told within"):
+    assert f"Trials tell nothing of trainings with fewer than {MIN_STEPS} steps" in told.why
+    with pytest.raises(PlanError, match="the 25 steps from which on accuracy is predicted within"):
         planned(epochs=2, global_batch=500, accuracy=0.2)
 
 
@@ -832,7 +832,8 @@ def test_the_plan_takes_the_rate_that_trials_found(best):
     assert plan.stages[0].learning_rate == found.peak
     why = reason(plan, "learning rate")
     assert "Trials at 0.333, 1, 3 times the usual rate" in why.why
-    assert re.search(rf": {found.tried:.3g} times it reaches \d+\.\d points more than", why.why)
+    said = rf": {found.tried:.3g} times the usual rate reaches \d+\.\d points more than"
+    assert re.search(said, why.why)
     assert why.source == "measured"
     assert usual.learning_rate.tried == 1
     assert "Trials at" not in reason(usual, "learning rate").why
@@ -848,7 +849,7 @@ def test_without_batch_normalization_the_plan_trusts_no_rate_above_those_that_le
     plan = make_plan(profile.model_copy(update={"network": bare}), job)
     assert plan.learning_rate.tried == pytest.approx(min(normalized, most), rel=0.01)
     why = reason(plan, "learning rate").why
-    assert ("Without batch normalization" in why) == (batch > 128)
+    assert ("has no batch normalization" in why) == (batch > 128)
     assert ("reached more with smaller batches" in why) == (most == 1)
 
 
@@ -876,7 +877,7 @@ def test_figures_are_of_trainings_of_which_anything_is_told():
     profile, _ = with_rates(0.8)
     sgd = make_plan(profile, profile.job.model_copy(update={"epochs": 2, "global_batch": 500}))
     assert reason(sgd, "accuracy").value == "not known"
-    assert "to 25 steps, as it tells nothing of fewer: " in reason(sgd, "learning rate").why
+    assert "to 25 steps, the fewest that it predicts: " in reason(sgd, "learning rate").why
     for trials in (taught().trials, ()):
         both = taught().model_copy(update={"trials": trials})
         for batch, few in ((500, True), (64, False)):
@@ -918,7 +919,7 @@ def test_a_chance_is_not_rounded_up_to_what_was_asked_for(monkeypatch):
         monkeypatch.setattr(Progress, "chance", lambda *_, given=chance: given)
         assert f"with probability {words}, not 0.99 (goal" in progress.how_sure(64)
     few = replace(progress, planned=1)
-    assert few.how_sure(2000).endswith("of fewer than 25 steps nothing is told")
+    assert few.how_sure(2000).endswith("accuracy is not predicted for fewer than 25 steps")
 
 
 def test_smaller_batches_are_told_where_the_least_that_trials_had_has_too_few_steps():

@@ -267,7 +267,7 @@ def test_a_rate_that_scaling_makes_infinite_or_zero_is_refused(rate, batch):
         ({"warmup_epochs": 2}, 1024, "Asked for."),
         ({"warmup_epochs": 2, "warmup_start": 0.01}, 1024, "0.01 of the peak as asked"),
         ({"scaling": "none", "warmup_start": 0.5}, 1024, "Linear from 0.05, 0.5 of the peak"),
-        ({"warmup_law": "linear"}, 1024, "By the line in the batch"),
+        ({"warmup_law": "linear"}, 1024, "A line in the batch goes through both"),
         ({"decay": "one-cycle", "warmup_start": 0.1}, 1024, "from 0.1 of the peak as asked, over"),
         ({"warmup_start": 0.01}, 64, "So warmup_start does nothing: warmup_epochs= would"),
     ],
@@ -320,7 +320,7 @@ def test_a_plan_of_few_steps_says_why_the_rate_of_muon_is_higher():
     base = f"{plan.learning_rate.base:.4g}"
     assert base != f"{plan.learning_rate.base:g}"
     assert why["learning rate"].startswith(base)
-    assert why["warm-up"] == f"The rate is not scaled up over {base}."
+    assert why["warm-up"] == f"None: the rate is not scaled up over {base}."
 
 
 def test_without_batch_normalization_the_default_rate_of_muon_is_lower():

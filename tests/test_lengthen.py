@@ -44,6 +44,16 @@ def test_it_goes_on_and_says_why() -> None:
     assert longer.likely_epochs() == 6
 
 
+def test_the_planned_time_grows_with_the_epochs() -> None:
+    run = missed()
+    whole = Estimate(value=8.0, low=4.0, high=12.0)
+    for total, then in ((None, None), (whole, Estimate(value=12.0, low=6.0, high=18.0))):
+        plan = run.plan.model_copy(update={"train_seconds": total})
+        longer = lengthened(run.model_copy(update={"plan": plan}))
+        assert longer is not None
+        assert longer.train_seconds == then
+
+
 @pytest.mark.parametrize(("epochs", "most", "then"), [(4, 5, 5), (1, 30, 2), (5, 30, 8)])
 def test_it_never_takes_more_than_the_job_allows(epochs: int, most: int, then: int) -> None:
     longer = lengthened(missed(epochs, most))

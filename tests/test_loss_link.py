@@ -134,7 +134,7 @@ def test_a_plan_tells_the_loss_at_its_accuracy_and_chooses_nothing_by_it():
     assert [found.value, found.low, found.high] == pytest.approx(ends)
     told = reason(plan, "held-out loss")
     assert told.source == "predicted"
-    assert f"through 4 trainings of this task with optimizer={plan.update}: " in told.why
+    assert f"in 4 trainings of this task with optimizer={plan.update}. " in told.why
     assert f"held-out loss = {told.value}" in plan.explain()
     assert without.end_loss is None
     assert reason(without, "held-out loss").value == "not known"

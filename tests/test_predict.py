@@ -29,6 +29,7 @@ from batchwright.workflows.delivery.predict import (
     _Batch,
     _computed,
     _held_out_otherwise,
+    _labelled,
     _may_be_trained_on,
     _rows,
     _writer,
@@ -36,7 +37,7 @@ from batchwright.workflows.delivery.predict import (
 )
 from batchwright.workload.data import image_files
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.model_files import built_model
+from batchwright.workload.model_files import TrainedModel, built_model
 from samples import make_network
 
 SIDE = 16
@@ -388,6 +389,19 @@ def test_classes_of_one_name_are_told_apart_by_their_numbers(tmp_path):
     words = [f"data={data}", "loaders=0"]
     found, _, _ = classified(run.run_folder, overrides=words, out=tmp_path / "own.csv")
     assert (found.correct, found.images) == (run.best_epoch.val_correct, 24)
+
+
+def test_images_in_a_folder_called_as_several_classes_have_no_label(tmp_path):
+    """Of two classes called crane, an image of either counted as one of the second."""
+    network = TrainedModel(torch.nn.Identity(), ("crane", "dog", "crane"), 8)
+    for name in ("crane", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / name / "0.png")
+    said: list[str] = []
+    found = _labelled([str(tmp_path)], network.class_numbers, said.append)
+    assert [label for _, label in found] == [-1, 1]
+    (note,) = said
+    assert "several classes are called crane" in note
 
 
 @pytest.mark.slow

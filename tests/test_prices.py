@@ -8,22 +8,27 @@ import pytest
 
 import batchwright as bw
 from batchwright.algorithms.checkpointing import daly_interval, expected_seconds
+from batchwright.cli.output import print_plan
 from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.candidates.preemptions import (
     Losses,
     Offer,
     losses_of,
-    seconds_of_plan,
     spot_reason,
 )
 from batchwright.planning.planner import make_plan
 from batchwright.records import Estimate, Goal, Job, WorkerKind
 from batchwright.records.agent_rules import DEFAULTS, refusal
 from batchwright.records.documents import change_job
+from batchwright.records.text.formatting import between, duration
+from batchwright.reporting.data.spending import spending
+from batchwright.service.pages.planner import Answer
+from batchwright.service.pages.planner_form import FilledForm
 from batchwright.workflows import prices
+from batchwright.workflows.exports.launchers import _time_limit
 from batchwright.workflows.prepare_job import ready
 from batchwright.workflows.prices import check_prices, job_here
-from samples import make_kind_profile, make_network, make_profile
+from samples import make_kind_profile, make_network, make_profile, make_summary
 from test_cluster_options import measured_together
 
 KINDS = [{"kind": "a", "count": 2, "price": 1.0}]
@@ -411,7 +416,31 @@ def test_methods_of_several_rows_count_lost_work_too():
         for one in (found, bw.plan(profile, **keys))
     )
     assert slower > quicker
-    assert seconds_of_plan(found) == pytest.approx(slower, rel=0.01)
+    assert found.train_seconds.value == pytest.approx(slower, rel=0.01)
+
+
+@pytest.mark.parametrize("method", ["plain", "cyclic"])
+def test_the_time_of_a_whole_training_is_the_same_wherever_it_is_told(method, capsys):
+    """With evaluations and lost work, for plans of one row and of several."""
+    keys = {"epochs": 21, "method": method, "workers": 1, "global_batch": 64}
+    profile = make_kind_profile("a", sides=(96, 128))
+    found = bw.plan(profile, goal={"preemptions_per_hour": 1.0}, **keys)
+    whole, steps = found.train_seconds, found.seconds_of_steps
+    assert whole.value > 1.02 * steps.value
+    assert reason(found, "training time").value.startswith(between(whole, " s"))
+    assert spending(make_summary(plan=found, epochs=())).planned == whole
+    told = {name: value for name, value, _ in Answer(FilledForm({}), found, profile).tiles}
+    assert told["The training"] == duration(whole.value)
+    print_plan(found, explain=False)
+    assert f", {duration(whole.value)} in all" in capsys.readouterr().err
+    without = found.model_copy(update={"train_seconds": None})
+    limits = [_time_limit(one) for one in (without, found)]
+    assert limits[0] < limits[1]
+    bare = bw.plan(profile, **keys)
+    times = {"speed_spread": 0, "step_spread": 0}
+    (simulated,) = bw.simulate(bare, **times).clusters
+    assert simulated.seconds.value == pytest.approx(bare.train_seconds.value, rel=0.05)
+    assert simulated.shares.evaluation > 0
 
 
 def test_a_profile_of_one_machine_is_priced_as_before():

@@ -172,7 +172,7 @@ def test_a_warmup_that_was_asked_for_and_raises_nothing_is_doubted(job, doubted)
     assert len(doubts) == doubted
     assert not doubted or "warmup_epochs=2 raises nothing" in doubts[0]
     (why,) = (one.why for one in plan.reasons if one.choice == "warm-up")
-    stays = f"It raises nothing: the rate stays at {plan.learning_rate.peak:.4g}, as the peak"
+    stays = f"The warm-up raises nothing: the rate stays at {plan.learning_rate.peak:.4g}, as"
     assert (stays in why) == doubted
 
 

@@ -64,6 +64,7 @@ def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool =
                 for place, accuracy in enumerate(followed.epoch_accuracy)
             ),
             "end_loss": None,
+            "train_seconds": None,
             "knees": new.knees,
             "held_out": new.held_out,
             "reasons": new.reasons,

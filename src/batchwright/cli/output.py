@@ -199,7 +199,6 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
         for line in explained(plan, sys.stderr).splitlines():
             to_stderr(line)
         return
-    from batchwright.planning.candidates.preemptions import seconds_of_plan
     from batchwright.records.text.formatting import (
         counted,
         duration,
@@ -216,10 +215,9 @@ def print_plan(plan: Plan, *, explain: bool, reasons: TextIO | None = None) -> N
         likely = plan.likely_epochs()
         of = "" if likely == plan.epochs else f" of {plan.epochs:,}"
         expected += f", {counted(likely, 'epoch')}{of}"
+    if (whole := plan.whole_seconds) is not None:
+        expected += f", {duration(whole.value)} in all"
     one = plan.chosen
-    whole = one.train_seconds.value if one and one.train_seconds else seconds_of_plan(plan)
-    if whole is not None:
-        expected += f", {duration(whole)} in all"
     if one is not None and one.accuracy is not None:
         expected += f", accuracy {shares_between(one.accuracy)}"
         expected += " (no trials)" * expects_accuracy(plan)

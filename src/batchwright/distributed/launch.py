@@ -90,9 +90,7 @@ class AllTogether(Supervisor):
         """Start all; worker 0 inherits the socket at which they meet, so no one else takes it."""
         lock = self._lock
         held, files = ({}, []) if lock is None else (lock.environment, [lock.descriptor])
-        # A loader process holds what its worker held until it sees, a moment later, that this was
-        # killed.
-        with _listener(self._port, seconds=_LAST_SECONDS if self._restarts else 0.0) as listener:
+        with _listener(self._port) as listener:
             environment = {
                 "MASTER_ADDR": _ADDRESS,
                 "MASTER_PORT": str(listener.getsockname()[1]),
@@ -119,8 +117,26 @@ class AllTogether(Supervisor):
         if own_error or not self._again(f"{what}; all were started again"):
             raise_failure(self._folder, codes)
         forget_reports(self._folder)
+        self._wait_for_port()
+        if self.noted:
+            return False
         self._start()
         return True
+
+    def _wait_for_port(self) -> None:
+        """Wait until the port is free, if not for long, nor after a stop signal.
+
+        A loader process holds what its worker held until it sees, a moment later, that this was
+        killed.
+        """
+        end = time.monotonic() + _LAST_SECONDS
+        while not self.noted and time.monotonic() < end:
+            try:
+                refuse_busy_port(self._port)
+            except JobError:
+                time.sleep(POLL_SECONDS)
+            else:
+                return
 
     def _stop(self) -> None:
         if self._children.running():
@@ -137,19 +153,15 @@ class AllTogether(Supervisor):
         self._poll()
 
 
-def _listener(port: int, *, seconds: float = 0.0) -> socket.socket:
-    """A socket that listens at a port, which is waited for so long where it is taken."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return socket.create_server((_ADDRESS, port), backlog=64)
-        except OSError as error:
-            if time.monotonic() >= end:
-                raise JobError(
-                    f"port={port} cannot be used ({os.strerror(error.errno or 0)}): choose "
-                    "another, or port=0 for any free one"
-                ) from None
-        time.sleep(POLL_SECONDS)
+def _listener(port: int) -> socket.socket:
+    """A socket that listens at a port of this machine."""
+    try:
+        return socket.create_server((_ADDRESS, port), backlog=64)
+    except OSError as error:
+        raise JobError(
+            f"port={port} cannot be used ({os.strerror(error.errno or 0)}): choose another, or "
+            "port=0 for any free one"
+        ) from None
 
 
 def refuse_busy_port(port: int) -> None:

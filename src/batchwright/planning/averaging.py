@@ -65,9 +65,9 @@ def schedule_reasons(needed: int, laid_out: int) -> tuple[Reason, ...]:
     if laid_out == needed:
         return ()
     why = (
-        f"The rate's decay is laid out over {counted(laid_out, 'epoch')}, not over the {needed} "
-        "that goal.accuracy is likely to take, since training ends there: while the rate is high, "
-        "an average of the weights is at a target sooner, in trainings of other tasks after "
-        f"{percent(_SOONER, 0)} of the epochs of a schedule that ends with it."
+        f"Training ends at goal.accuracy, likely after {counted(needed, 'epoch')}, but the rate's "
+        f"decay is laid out over {laid_out}: while the rate is high, an average of the weights "
+        f"reaches a target sooner, in trainings of other tasks after {percent(_SOONER, 0)} of the "
+        "epochs of a schedule that ends with the target."
     )
     return (Chosen(counted(laid_out, "epoch"), why, "assumed").reason("schedule"),)

@@ -57,9 +57,9 @@ def _words(times: CompilationTimes, measured: Job, epochs: int) -> str:
         return f"The network cannot be compiled here: {times.failure}."
     if times.ratio is None or times.compile_seconds is None or times.compiled_seconds is None:
         return (
-            f"To train {counted(measured.epochs, 'epoch')} takes some "
-            f"{duration(times.training_seconds)}, too short a time for compiling to pay: it was "
-            "not tried."
+            f"Training for {counted(measured.epochs, 'epoch')} takes some "
+            f"{duration(times.training_seconds)}, too little for compiling to pay, so it was not "
+            "tried."
         )
     ratio, saved = times.ratio, _saved(times, measured, epochs)
     what = f"saves {significant(saved)} s" if saved >= 0 else f"loses {significant(-saved)} s"
@@ -73,8 +73,8 @@ def _words(times: CompilationTimes, measured: Job, epochs: int) -> str:
     if times.asked:
         return f"{why} The job asks for it."
     if not times.chosen:
-        return f"{why} At the interval's upper end that is not more than it costs."
-    return f"{why} What compiling takes is in the training time, not in an epoch's."
+        return f"{why} At the interval's upper end compiling saves no more than it costs."
+    return f"{why} The training time includes compiling, the time of an epoch does not."
 
 
 def _saved(times: CompilationTimes, measured: Job, epochs: int) -> float:

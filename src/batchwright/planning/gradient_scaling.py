@@ -238,8 +238,8 @@ def reasons(
             how_many = f": {asked} of at least {least} samples do not come out of {batch}"
         few = f"; fewer than {split.enough} tell little" if parts < split.enough else ""
         why = (
-            "Noise is told from signal by the gradients of a step's parts, workers times "
-            f"micro-batches{how_many}{few}."
+            "Gradients of a step's parts are compared to tell noise from signal. The parts are "
+            f"workers times micro-batches{how_many}{few}."
         )
         value = f"{parts} of up to {_largest(sizes, stage.micro_batch_size, least)} samples"
         found.append(Chosen(value, why, "assumed").reason("parts of a step"))
@@ -258,7 +258,7 @@ def _no_factors(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
         "rate, on two tasks, norm gained nothing that three seeds show, and gain was 1.2 points "
         "ahead after 64 steps of 64 and 1.2 behind after 1,024 of 256 (docs/measured.md); at rates "
         "that nobody tuned, norm with scaling=sqrt was ahead of that rate alone on some tasks of "
-        "few epochs and not on all (docs/log.md). Whether it pays here no run given tells: "
+        "few epochs and not on all (docs/log.md). No run given tells whether it pays here: "
         "`batchwright sweep optimizer=sgd --grid ags.mode=off,norm` does, and `plan --run` follows."
     )
     return (Chosen("off", why, "assumed").reason("gradient scaling"),)
@@ -328,8 +328,8 @@ def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> st
     if largest < 2 * least:
         how = f"{largest} samples cannot be cut, so it takes a larger batch"
     return (
-        "Training will not measure the gradient noise scale: parts of a step tell it, and here a "
-        f"step has one ({whose}); {how}."
+        "Training will not measure the gradient noise scale: that takes two parts of a step, and "
+        f"here a step has one ({whose}); {how}."
     )
 
 
@@ -381,18 +381,17 @@ def _scaling(
     value = f"{rule.mode}, factors of {rule.least:g} to {most:.3g}"
     what = "ratio of its norms" if rule.mode == "norm" else "squared ratio of its norms"
     why = (
-        f"{origin}. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
-        f"samples, measured over the last {rule.lookback} steps or so."
+        f"{origin}. Each tensor's gradient is multiplied by the {what} at {rule.base_batch} and at "
+        f"{batch} samples, measured over the last {rule.lookback} steps or so."
     )
     if job.rate_scaling == "gain":
-        why += " scaling=gain multiplies the rate by the same, of all tensors together: both act."
+        why += " scaling=gain multiplies the rate by that of all tensors together: both act."
     if followed:
         largest, beyond = largest_rate(rule, rate, rate.peak, batch)
         why += (
             f" With scaling={rate.scaling} a tensor's rate comes to {largest:.3g} per step at "
             f"most, {largest / rate.base:.3g} times the base rate; linear scaling gives "
-            f"{ratio:.3g} times"
-            + (", and more than that is more than noise calls for." if beyond else ".")
+            f"{ratio:.3g} times" + (", and noise calls for no more than that." if beyond else ".")
         )
     if rule.most is None and most <= 1 < ratio:
         why += f" scaling={rate.scaling} does all that already, so every factor is {most:g}."

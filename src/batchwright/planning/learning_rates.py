@@ -95,11 +95,11 @@ def rate_at_top(
         asked = asked.model_copy(update={"decay": "none"})
     update = chosen_optimizer(asked, batch)
     rule = make_rule(asked, batch, job.epochs, update, batch_norm=network.batch_norm)
-    whose = "a worker's own steps" if job.method_spec.served else "steps"
+    steps = "a worker's own steps with the large batch" if job.method_spec.served else "steps"
     rate = _rate(rule, batch)
     rate = rate._replace(
-        why=f"{rate.why} It is that of {whose} at the highest resolution, and the same for other "
-        "batches of the plan."
+        why=f"{rate.why} This is the rate of {steps} at the highest resolution; all other batches "
+        "of the plan have it, too."
     )
     if published:
         why = "As published, whatever the batch; each stage has its own."
@@ -162,13 +162,13 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
             "published",
             SMITH,
         ),
-        "rate": (f"The rate is not scaled up over {rule.base:.4g}.", "assumed", ""),
+        "rate": (f"None: the rate is not scaled up over {rule.base:.4g}.", "assumed", ""),
         "law": (
-            f"Linear from {first:.4g}{low}, to {rule.peak:.4g}. By the {law} the batch that goes "
-            "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times "
-            f"the base batch and 10 at 240 times, here {batch / rule.base_batch:.4g} times. Two "
-            f"points leave {found.least:g} to {found.most:g} epochs open; warmup_epochs= decides "
-            "otherwise.",
+            f"Linear from {first:.4g}{low}, to {rule.peak:.4g}. Trainings of ResNet-50 over 90 "
+            "epochs, of which 0, 5, 10 or 20 were warm-up, did best with 5 at 60 times the base "
+            f"batch and with 10 at 240 times. A {law} the batch goes through both, and the batch "
+            f"here is {batch / rule.base_batch:.4g} times the base batch. Two points leave "
+            f"{found.least:g} to {found.most:g} epochs open; warmup_epochs= decides otherwise.",
             "published",
             POSTER,
         ),
@@ -176,8 +176,8 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
     why, source, reference = reasons[found.by]
     if found.by == "job" and raises_nothing(rule):
         why += (
-            f" It raises nothing: the rate stays at {rule.peak:.4g}, as the peak is not above the "
-            f"rate of base_batch, {rule.base:.4g}."
+            f" The warm-up raises nothing: the rate stays at {rule.peak:.4g}, as the peak is not "
+            f"above the rate of base_batch, {rule.base:.4g}."
         )
     if found.by == "rate" and rule.scaling == "gain":
         why = "None: the gain is 1 until it is measured, and small while gradients agree."
@@ -193,7 +193,7 @@ def _rates_tried(
     if learnt is None:
         return ""
     first = learnt.predictable_from(batch)
-    few = "" if job.epochs >= first else f" to {learnt.steps} steps, as it tells nothing of fewer"
+    few = "" if job.epochs >= first else f" to {learnt.steps} steps, the fewest that it predicts"
     model, planned = learnt.model, learnt.candidate(optimizer, batch, max(job.epochs, first))
     scales = sorted({exp(one.offset) for one in model.observed if one.optimizer == optimizer})
     if len({1.0, *scales}) == 1:
@@ -201,22 +201,22 @@ def _rates_tried(
     best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
     whence = learnt.by.removeprefix("the ").capitalize()
     bounded = model.offset(optimizer) > planned.offset
-    does_best = "the usual one reaches most"
+    does_best = "the usual rate reaches most"
     if bounded:
-        does_best = "more than the usual one reached more with smaller batches"
+        does_best = "higher rates than the usual one reached more with smaller batches"
     if planned.offset:
         more = f"{100 * (best - usual):.1f} points more than"
         more = "as much as" if more.startswith("0.0 ") else more
-        does_best = f"{exp(planned.offset):.3g} times it reaches {more} the usual one"
+        does_best = f"{exp(planned.offset):.3g} times the usual rate reaches {more} that rate"
     words = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
         f"by the learning curve{few}: {does_best}."
     )
     if bounded:
         words += (
-            " Without batch normalization no rate above the highest at which something was learnt "
-            "is taken, but the usual one."
+            " The network has no batch normalization, so no rate above the highest one at which "
+            "something was learnt is taken, except for the usual one."
         )
     if (failing := model.lowest_failing(optimizer)) < inf:
-        words += f" At {exp(failing):.3g} times it nothing was learnt."
+        words += f" At {exp(failing):.3g} times the usual rate nothing was learnt."
     return words

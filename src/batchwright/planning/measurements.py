@@ -172,8 +172,9 @@ def recomputation(profile: Profile) -> tuple[Reason, ...]:
         if asked != "on":
             return ()
         why = (
-            "Asked for, and measured with it: blocks keep their input alone and are computed again "
-            "in the backward pass, uncompiled. All predicted times and bytes are with it."
+            "Asked for. Blocks of the network keep only their input and are computed again in the "
+            "backward pass, uncompiled. Steps were measured like that, so all predicted times and "
+            "bytes include it."
         )
         return (Chosen("on", why, "measured").reason("activation checkpointing"),)
     other, seconds, size = "on", times.recomputing_sample_seconds, times.recomputing_batch_size
@@ -199,7 +200,7 @@ def graphs(profiles: Sequence[Profile]) -> tuple[Reason, ...]:
     profile = next((one for one in profiles if one.job.cuda_graphs == "on"), profiles[0])
     times, asked = profile.graphs, profile.job.cuda_graphs == "on"
     if times is None:
-        why = "Asked for, and measured with it."
+        why = "Asked for. Steps were measured like that."
         return (Chosen("on", why, "asked").reason("CUDA graphs"),) if asked else ()
     ratio, replayed = times.ratio, times.replayed_seconds
     if times.failure:
@@ -212,7 +213,7 @@ def graphs(profiles: Sequence[Profile]) -> tuple[Reason, ...]:
     else:
         gained = "The host keeps up with the GPU here, so nothing is gained."
         if times.chosen:
-            gained = "The numbers are the same, the GPU waits less for the host."
+            gained = "The results are the same, and the GPU waits less for the host."
         why = (
             f"A step of {times.local_batch_size} images takes {milliseconds(replayed)} where "
             f"forward and backward pass are replayed, and {milliseconds(times.plain_seconds)} as "
@@ -249,7 +250,8 @@ def _fitting_words(times: RecomputationTimes) -> str:
         f"one of {sizes[1]} computed again {milliseconds(times.recomputing_sample_seconds or 0)}: "
         f"{ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns. "
     )
-    return why + ("So it is." if times.chosen else "So a larger batch goes in micro-batches.")
+    chosen = "So blocks are computed again."
+    return why + (chosen if times.chosen else "So a larger batch goes in micro-batches.")
 
 
 def loading(profile: Profile, stages: Sequence[Stage]) -> tuple[Reason, ...]:

@@ -15,7 +15,6 @@ from pkgutil import resolve_name
 from batchwright.algorithms.batch_size import as_compared
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.candidates.objectives.comparisons import MIN_SAVING
-from batchwright.planning.candidates.preemptions import seconds_of_plan
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.run_history import experience_of
 from batchwright.records import (
@@ -123,9 +122,9 @@ def plan_of_best(
     described = next((one.why for one in plan.reasons if one.choice == "method"), "")
     least = "cost" if job.goal.by_cost else "time"
     why = (
-        f"{planned[best].words}. The least predicted {least} of the methods known to be at most "
-        f"{tolerance} less accurate than plain; plain itself where they save less than "
-        f"{_SAVING}. {described.removeprefix('Asked for. ')}"
+        f"{planned[best].words}. The method with the least predicted {least} is taken of those "
+        f"known to be at most {tolerance} less accurate than plain, and plain itself where they "
+        f"save less than {_SAVING}. {described.removeprefix('Asked for. ')}"
     )
     reason = Chosen(plan.method, why.strip(), "predicted", "", others).reason("method")
     rest = tuple(one for one in plan.reasons if one.choice != "method")
@@ -152,8 +151,8 @@ def beside_plain(
             return plan
         own = _planned(plan, None, profile, runs)
         why = (
-            f"method={plan.method} takes {own.words}. Whether it reaches goal.accuracy is not "
-            f"known, and method=plain has no plan to: {error}."
+            f"method={plan.method} takes {own.words}. It is not known whether it reaches "
+            f"goal.accuracy, and method=plain has no plan that does: {error}."
         )
         reason = Chosen("not known", why, "predicted").reason("accuracy")
         return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
@@ -174,8 +173,9 @@ def _planned(
     plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
 ) -> PlannedMethod:
     """A method's plan compared with that of `plain`, which is `None` where it cannot be planned."""
-    rule, seconds = plan.method_spec, seconds_of_plan(plan)
-    assert seconds is not None  # noqa: S101 - steps were measured
+    rule = plan.method_spec
+    assert plan.train_seconds is not None  # noqa: S101 - steps were measured
+    seconds = plan.train_seconds.value
     usual = chosen_candidate(plain).accuracy if plain else None
     if rule.saves:
         saved = resolve_name(rule.saves)(plan, runs)
@@ -225,8 +225,8 @@ def _apart_by_runs(
     if -apart > chance:
         return apart, source
     return 0.0, (
-        f"{source}, {-100 * apart:.1f} points below plain, no further than chance may set them "
-        f"(give or take {100 * chance:.1f}), so time decides"
+        f"{source}, {-100 * apart:.1f} points below plain, which may be chance (give or take "
+        f"{100 * chance:.1f}), so time decides"
     )
 
 

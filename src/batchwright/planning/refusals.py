@@ -62,8 +62,8 @@ def check_progress(job: Job, progress: Progress) -> None:
     if job.goal.objective == "accuracy" and not tells:
         if progress.curve is not None and progress.curve.observed:
             raise PlanError(
-                "goal.objective=accuracy needs to know accuracy, but of trainings with fewer than "
-                f"{progress.predictable_steps} steps nothing is told: give "
+                "goal.objective=accuracy needs to know accuracy, which is not predicted for "
+                f"trainings with fewer than {progress.predictable_steps} steps: give "
                 f"epochs={progress.fewest(progress.smallest)}"
             )
         raise PlanError(
@@ -89,7 +89,7 @@ def target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
     epochs = counted(row.epochs, "epoch")
     if progress.too_short(row.batch, row.epochs):
         fewest = progress.predictable_steps
-        text = f"has too few steps in {epochs}: of fewer than {fewest} nothing is told"
+        text = f"has too few steps in {epochs}: accuracy is predicted from {fewest} on"
         return (Miss("epochs", text, progress.fewest(row.batch) / row.epochs),)
     reached, target = progress.reached(row.batch, row.epochs), progress.target or 0.0
     text = (
@@ -226,7 +226,7 @@ def _none_long_enough(table: Table, rows: Sequence[Row], progress: Progress) -> 
     what = counted(row.epochs, "epoch")
     if short:
         # Candidates with larger batches may have as many epochs, but fewer steps.
-        what = f"the {progress.predictable_steps} steps from which on anything is told"
+        what = f"the {progress.predictable_steps} steps from which on accuracy is predicted"
     why = "".join(f", which {miss.text}" for miss in row.misses if miss.unsure)
     return (
         f"no candidate is trained for {what} within {' and '.join(within)}; with the least more "

@@ -66,7 +66,7 @@ class Schedule:
         found = [self._resolutions(job, data), self._stages(job)]
         if self.preset is not None:
             doubts = preset_doubts(self.preset, data)
-            why = "Asked for. What the job says otherwise than by default goes before it"
+            why = "Asked for. The job's own keys go before it where they differ from the defaults"
             why += f", and so does {' and '.join(job.cycle.keep)}" if job.cycle.keep else ""
             why += f". It {' and '.join(doubts)}: it may not suit." if doubts else "."
             if recipe := [f"{key}={getattr(job, key)}".lower() for key in self.preset.recipe]:
@@ -83,7 +83,7 @@ class Schedule:
             values.append(f"strength {', '.join(f'{one:g}' for one in self.strengths)}")
         if len(set(self.dropouts)) > 1 or len(values) > 1:
             source = _PUBLISHED if self.preset and self.dropouts == self.preset.dropouts else _ASKED
-            why = "Larger images, more of it: each resolution has its own."
+            why = "Each resolution has its own: larger images need more of it."
             found.append(Chosen("; ".join(values), why, *source).reason("regularization"))
         return tuple(found)
 
@@ -104,7 +104,7 @@ class Schedule:
             own = f"asked for, the data's own images have {data.side} px"
         why = (
             f"{text}; the highest is {own}. All epochs together go through {percent(pixels, 0)} of "
-            f"the pixels of {sides[-1]} px throughout."
+            f"the pixels that they would at {sides[-1]} px throughout."
         )
         source = _PUBLISHED if order == "cycle" else _ASKED
         return Chosen(sides, why, *source).reason("resolutions", f"{', '.join(map(str, sides))} px")

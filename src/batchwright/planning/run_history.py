@@ -125,12 +125,13 @@ class Experience:
         notes = []
         if self.left_out:
             notes.append(
-                f"of the runs given, {self.left_out} of another method or resolution, with other "
-                "weights to start from or other layers frozen, or left before their end, count for "
-                "nothing"
+                f"left out of the runs given: {self.left_out} of another method or resolution, "
+                "with other weights to start from or other layers frozen, or left before their end"
             )
         if self.runs and not same:
-            notes.append(f"no run with optimizer={update} was given: those with another stand in")
+            notes.append(
+                f"no run with optimizer={update} was given, so those with another stand in for it"
+            )
         elif len(alike) < len(same):
             notes.append(
                 f"of the runs with optimizer={update}, {len(same) - len(alike)} with another rate, "

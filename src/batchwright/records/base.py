@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, LiteralString, NamedTuple, get_args
 
@@ -169,6 +170,22 @@ class Estimate(Record):
         return Estimate(
             value=function(self.value), low=function(self.low), high=function(self.high)
         )
+
+
+def sum_of(parts: Iterable[tuple[float, Estimate | None]], over: float = 1.0) -> Estimate | None:
+    """The sum of estimates times their weights, divided by ``over``.
+
+    `None` if one is missing, or where no number holds the sum. The interval assumes that their
+    errors are fully correlated.
+    """
+    listed = list(parts)
+    if any(one is None for _, one in listed):
+        return None
+    value, low, high = (
+        sum(weight * getattr(one, end) for weight, one in listed) / over
+        for end in ("value", "low", "high")
+    )
+    return Estimate(value=value, low=low, high=high) if isfinite(high) else None
 
 
 class Keys(Record):

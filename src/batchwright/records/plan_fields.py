@@ -22,6 +22,7 @@ from batchwright.records.base import (
     Record,
     Shown,
     Source,
+    sum_of,
 )
 from batchwright.records.job import Job
 from batchwright.records.profile import DataFacts, NetworkFacts
@@ -354,6 +355,12 @@ class PlanFields(Document):
         description="Epochs in which training is likely to reach its target and so to end, where "
         "the schedule is laid out over more; else null.",
     )
+    train_seconds: Estimate | None = Field(
+        None,
+        description="Predicted seconds of the whole training, in the epochs that it is likely to "
+        "take: evaluation, compiling and lost work included. Null if unknown, or if the plan was "
+        "changed while training.",
+    )
     epoch_accuracy: tuple[Estimate | None, ...] = Field(
         (),
         description="Predicted accuracy on the job's held-out images after each epoch, a share. "
@@ -449,6 +456,17 @@ class PlanFields(Document):
         return likely if done < likely else self.epochs
 
     @property
+    def seconds_of_steps(self) -> Estimate | None:
+        """Predicted seconds of all steps, in the likely epochs; `None` if unknown."""
+        rows = [(row.epochs, row.predicted_epoch_seconds) for row in self.stages]
+        return sum_of(rows, over=self.epochs / self.likely_epochs())
+
+    @property
+    def whole_seconds(self) -> Estimate | None:
+        """Predicted seconds of the whole training; those of all steps where no more is known."""
+        return self.train_seconds or self.seconds_of_steps
+
+    @property
     def workers(self) -> int:
         """Number of workers."""
         return self.stages[0].workers
@@ -527,7 +545,7 @@ class PlanFields(Document):
 
 TOLD = (
     *("considered", "cores", "end_loss", "epoch_accuracy", "held_out", "knees", "reasons"),
-    *("target_epochs", "threads"),
+    *("target_epochs", "threads", "train_seconds"),
 )
 TOLD_OF_A_ROW = (
     *("fixed_samples", "sample_seconds", "step_seconds"),

@@ -51,9 +51,11 @@ def lengthened(summary: RunSummary) -> Plan | None:
         f"goal.accuracy={target:g}; epochs={plan.max_epochs} allows more.",
         source="measured",
     )
+    times = epochs / plan.likely_epochs()
     more = {
         "stages": stages,
         "target_epochs": None,
+        "train_seconds": plan.train_seconds and plan.train_seconds.mapped(lambda one: times * one),
         "end_loss": None,
         "reasons": (*plan.reasons, reason),
     }

@@ -98,13 +98,9 @@ def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
 
     make_folder(folder)
     counts = {plan.workers, *(count for count in counts_of(plan.job) if count > 1)}
-    training = sum(
-        stage.epochs * stage.predicted_epoch_seconds.value
-        for stage in plan.stages
-        if stage.predicted_epoch_seconds is not None
-    )
-    settings = plan.job.probe
-    budget = settings.model_copy(update={"budget": settings.budget_for(training)})
+    training, settings = plan.whole_seconds, plan.job.probe
+    seconds = settings.budget_for(training.value if training else 0.0)
+    budget = settings.model_copy(update={"budget": seconds})
     job = plan.job.model_copy(update={"probe": budget})  # the budget of a probe of this training
     with steps() as show, pair_measurer(job, counts, folder, progress=show) as measure:
         yield measure

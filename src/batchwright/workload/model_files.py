@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -60,7 +61,7 @@ class TrainedModel(nn.Module):
         classes: As given.
         side: As given.
         prepared_side: As given, or ``side``.
-        class_numbers: Number of each class, by its name.
+        class_numbers: Number of each class, by its name; -1 for a name of several classes.
     """
 
     mean: Tensor
@@ -78,7 +79,10 @@ class TrainedModel(nn.Module):
         super().__init__()
         self.network, self.classes, self.side = network, classes, side
         self.prepared_side = prepared_side or side
-        self.class_numbers = {name: label for label, name in enumerate(classes)}
+        several = Counter(classes)
+        self.class_numbers = {
+            name: label if several[name] == 1 else -1 for label, name in enumerate(classes)
+        }
         self.register_buffer("mean", torch.tensor(mean or (0.0,)).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std or (1.0,)).view(-1, 1, 1))
         self.eval()

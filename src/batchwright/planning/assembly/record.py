@@ -59,7 +59,9 @@ def with_one_row(asked: Job, known: Known, found: Found) -> Plan:
     rule, rates = rate_of(
         settled, batch, data, network, update, known.learnt, by_runs=asked.scaling == "auto"
     )
-    layout = Layout(laid_out(settled, rule, [times.only_level()]), rule)
+    layout = Layout(
+        laid_out(settled, rule, [times.only_level()]), rule, train_seconds=chosen.train_seconds
+    )
     stage = layout.stages[0]
     growth = growth_rows(times, stage)
     of_batch, of_time = times.batch_reasons(stage)
@@ -226,6 +228,7 @@ def assembled(
         merge="parameter server" if server else "sample-weighted all-reduce",
         server=server,
         stages=stages,
+        train_seconds=layout.train_seconds,
         reasons=(
             *explained,
             *scaling_reasons(job, stages, least, rule, update, by_runs=ags_by_runs),

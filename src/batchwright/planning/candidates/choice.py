@@ -250,7 +250,7 @@ def workers_reason(
 
 def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
     if job.launcher.one_worker:
-        return "launch=in-process is one worker.", "asked"
+        return "launch=in-process trains with one worker.", "asked"
     if job.workers != "auto":
         if {n for kind, _ in choice.row.cluster.members for n in kind.measured} == {job.workers}:
             return "The number that was measured.", "measured"
@@ -279,7 +279,10 @@ def _exchange(cluster: ClusterOption) -> str:
         return "One worker has no gradients to exchange."
     if cluster.assumed and kind.times.assumed(count):
         known = "measured" if any(one.between == "hosts" for one in profile.links) else "stated"
-        return f"More than the {kind.measured[-1]} that were measured: from the {known} link."
+        return (
+            f"More workers than the {kind.measured[-1]} that were measured: what they exchange is "
+            f"predicted from the {known} link."
+        )
     reduced = [one.workers for one in profile.collectives if one.operation == "all-reduce"]
     if max(reduced, default=0) < count:
         return ""
@@ -309,8 +312,8 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None, *, named: bool)
     if (far := choice.passed) is not None:
         on = "" if far.cluster is row.cluster else f" on {_size(far, named=named)}"
         passed = (
-            f"Not taken: {far.batch} samples{on} ({compared(far, row)}). That is predicted far "
-            "beyond what was measured, too uncertain to prefer it."
+            f"Not taken: {far.batch} samples{on} ({compared(far, row)}). That lies far beyond what "
+            "was measured, and its prediction is too uncertain to prefer it."
         )
     others = [str(one.batch) for one in choice.level if one.cluster is row.cluster]
     texts = [why, passed, _less_accurate(goal, choice)]
@@ -335,7 +338,8 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
         if goal.objective == "auto":  # `_instead` names what the plan would choose
             return ""
         return (
-            f"It is expected to reach {percent(row.accuracy)} where {percent(best.accuracy)} is in "
+            f"It is expected to reach {percent(row.accuracy)}, the most accurate candidate "
+            f"{percent(best.accuracy)} in "
             f"{_share(best.train_seconds, row.train_seconds, 'time')}."
         )
     advice = "leave global_batch to the plan"
@@ -344,8 +348,9 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
         if goal.accuracy is not None:  # with an accuracy, `auto` becomes `target-accuracy`
             advice += " without goal.accuracy"
     return (
-        f"It is predicted to reach {percent(row.accuracy)} where {percent(best.accuracy)} is to be "
-        f"had in {_share(best.train_seconds, row.train_seconds, 'time')}: {advice}."
+        f"It is predicted to reach {percent(row.accuracy)}, the most accurate candidate "
+        f"{percent(best.accuracy)} in {_share(best.train_seconds, row.train_seconds, 'time')}. To "
+        f"take that one, {advice}."
     )
 
 

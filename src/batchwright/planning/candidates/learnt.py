@@ -254,8 +254,9 @@ def learnt_of(
     note = _note(profiles) if observed else why_unknown(profiles, job)
     if not (observed or whole) and job.augmentation not in _USUAL_AUGMENTATION:
         note += (
-            " Other tasks' trainings shifted their images, and flipped photographs: what "
-            f"augment={job.augmentation} makes of the accuracy is not in the prediction."
+            " The prediction does not count what "
+            f"augment={job.augmentation} does to accuracy: trainings of other tasks shifted their "
+            "images, and flipped photographs."
         )
     usual_rate = bounded_rate(job, profile.network)
     return LearningCurve(
@@ -377,8 +378,8 @@ def why_unknown(profiles: Sequence[Profile], job: Job, learnt: LearningCurve | N
         learnt: The learning curve, if there is one: then the reason is too few steps.
     """
     if learnt is not None:
-        by = learnt.by.removeprefix("the ") or "other tasks' trainings"
-        return f"Of trainings with fewer than {learnt.steps} steps {by} tell nothing."
+        by = (learnt.by.removeprefix("the ") or "trainings of other tasks").capitalize()
+        return f"{by} tell nothing of trainings with fewer than {learnt.steps} steps."
     if not teaches(job):
         return f"Trials do not train {untaught(job)}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):
@@ -390,7 +391,7 @@ def why_unknown(profiles: Sequence[Profile], job: Job, learnt: LearningCurve | N
     if first is not None and first.knowing:
         why += (
             f" Before any training the network answers {first.right} of {first.images} held-out "
-            "images right: it has learnt before, of which other tasks' trainings tell nothing."
+            "images right: it has learnt before, and other tasks' trainings tell nothing of that."
         )
     return why
 

@@ -95,7 +95,7 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
         )
         if ran.better:
             return Chosen(ran.better, f"{measured}.", "measured")
-        measured += ", no further apart than chance may set them. "
+        measured += ", a difference that may be chance. "
     if predicted is None:
         return Chosen(SGD.name, f"{measured}{_NOT_PREDICTED}", "assumed")
     why = f"{measured}{_prediction_words(predicted)}."
@@ -109,50 +109,56 @@ def _prediction_words(found: Compared) -> str:
 
     The accuracy itself is left to the reason `accuracy`: runs may predict it better.
     """
-    by = "No trial tells of such a training: by what other tasks' trainings showed"
+    by = "No trial of this training was measured. By trainings of other tasks"
     if found.by:
-        by = f"By {found.by}, and what other tasks showed where these say nothing"
+        by = f"By {found.by}, and by trainings of other tasks where these say nothing"
     apart, takes = 100 * (found.muon - found.sgd), ""
     if found.longer > 1:
         takes = f"; a step with Muon takes {found.longer:.3g} times as long"
-    reach = f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} held out than SGD"
-    reach = "as much held out as SGD" if reach.startswith("0.0 ") else reach
+    reach = f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accurate than SGD"
+    reach = "as accurate as SGD" if reach.startswith("0.0 ") else reach
     few = f" in a training of {found.steps} steps" if found.steps else ""
     when = " in the same time" if found.longer > 1 else ""
     return (
-        f"{by}, Muon would reach {reach}{few}{when}, give or take "
+        f"{by}, Muon would be {reach} on held-out images{few}{when}, give or take "
         f"{100 * Z_975 * found.error:.1f}{takes}"
     )
 
 
 _NOT_PREDICTED = (
-    "The usual one: no trial tells of such a training, and weights were learnt before, there are "
-    "no classes, or rates are others, of which other tasks' trainings tell nothing; optimizer=muon "
-    "takes Muon in any case."
+    "SGD is the usual one, and nothing tells whether Muon would do better: no trial of this "
+    "training was measured, and trainings of other tasks do not count where weights were learnt "
+    "before, where there are no classes, or at other rates. optimizer=muon takes Muon in any case."
 )
 
 
 def _against_muon(job: Job) -> str:
     """The setting of a job that calls for SGD at any batch, in a sentence; empty if none does."""
     if not job.method_spec.same_steps:
-        return f"method={job.method} is as published: with SGD."
+        return f"method={job.method} was published with SGD, and is trained with it."
     if job.learning_rate != "auto":
         return (
-            f"learning_rate={job.learning_rate:g} is given, and a rate of SGD's is none of Muon's. "
-            "Without it, trials or other tasks' trainings decide; optimizer=muon takes Muon in any "
-            "case, with the default rate of its own if learning_rate is left out."
+            f"learning_rate={job.learning_rate:g} is given and taken as one for SGD, as Muon needs "
+            "other rates. Without it, trials or other tasks' trainings decide; optimizer=muon "
+            "takes Muon in any case, with the default rate of its own if learning_rate is left out."
         )
     if job.frozen:
         return (
-            "With layers frozen, weights are some that were learnt before, and Muon's steps go as "
-            "far from them as from random ones; optimizer=muon takes it in any case."
+            "Some layers are frozen, so the weights were learnt before, and Muon's steps go as far "
+            "from them as from random ones; optimizer=muon takes Muon in any case."
         )
     if job.ags.factors != "off" or job.rate_scaling == "gain":
-        return "Factors by gradient noise act on SGD; Muon's updates have a size of their own."
+        return (
+            "Factors by gradient noise (ags.mode, scaling=gain) act on SGD: Muon's updates have "
+            "the same size whatever the gradients are."
+        )
     if job.momentum == 0:
-        return "Without momentum there is nothing to make orthogonal."
+        return "Muon makes the momentum orthogonal, and momentum=0 leaves none."
     if not job.nesterov:
-        return "Plain momentum is asked for, which is SGD's; optimizer=muon takes Muon in any case."
+        return (
+            "nesterov=false asks for plain momentum, which is SGD's; optimizer=muon takes Muon in "
+            "any case."
+        )
     return ""
 
 

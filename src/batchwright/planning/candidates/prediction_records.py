@@ -212,8 +212,8 @@ def held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
 # -------------------------------------------------------------------------------------- in words
 
 _CORES_MAY_MOVE = (
-    "In so short a step cores wait for each other's data, longer at times when the system, or the "
-    "host of a virtual machine, runs them far apart: the interval is wider than what the probe saw."
+    "In so short a step cores wait for each other's data, and longer while the system, or the host "
+    "of a virtual machine, runs them far apart. So the interval is wider than what the probe saw."
 )
 
 
@@ -285,8 +285,8 @@ def _memory(table: Table, row: Row, found: Prediction) -> tuple[Reason, Reason]:
     ]
     each = row.cluster.members[0][0].memory.bytes_per_sample(row.resolution)
     why = (
-        "Up to there the upper end of the predicted peak stays within the limit, or it is all the "
-        f"data; an image takes {size(each) if each >= 1 else 'too little to be told'}."
+        "The most whose predicted peak stays within the limit with the upper end of its interval, "
+        f"or all the data; an image takes {size(each) if each >= 1 else 'too little to be told'}."
     )
     bounds = dict.fromkeys(filter(None, (_lost(kind, row) for kind, _ in row.cluster.members)))
     most = Chosen(f"{', '.join(largest)} samples", " ".join([why, *bounds]), _PREDICTED)
@@ -347,9 +347,9 @@ def extrapolations(cluster: ClusterOption, stages: Sequence[Stage]) -> tuple[Rea
             else:
                 continue
             why = (
-                f"Far from what was measured there, {bound} with "
-                f"{counted(cluster.workers, 'worker')}: its time, and what is chosen by it, may "
-                "be far off. Probe with a larger probe.budget."
+                f"That is far from what was measured there, {bound} with "
+                f"{counted(cluster.workers, 'worker')}. So its predicted time, and what is chosen "
+                "by it, may be far off: probe with a larger probe.budget."
             )
             value = f"{counted(size, 'image')} at once on a worker, at {stage.resolution} px"
             chosen = Chosen(value, why, _PREDICTED)

@@ -23,7 +23,6 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Alternative, Estimate, Job, NetworkFacts, Plan, Reason, Source
 from batchwright.records.text.formatting import duration, number, percent
-from batchwright.records.text.plan_text import chosen_candidate
 
 TOO_OFTEN = 100.0
 """Seconds with losses over those without, from which on a candidate is refused."""
@@ -95,7 +94,8 @@ class Losses:
             f"{percent(share)} ({percent(max(1 - work / low, 0.0))} to {percent(1 - work / high)})",
             f"Of the training's time: checkpoints, restarts of {duration(self.restart)} "
             f"(goal.restart_seconds) and work that is done again, where a worker is taken away "
-            f"every {duration(self.mean)} in the mean. The interval is of how often that happens.",
+            f"every {duration(self.mean)} in the mean. The interval comes from the number of such "
+            "losses, which is random.",
             "predicted",
             _DALY,
         )
@@ -104,8 +104,8 @@ class Losses:
         best = max(daly_interval(self.cost, self.mean), 1.0)
         young = max(young_interval(self.cost, self.mean), 1.0)
         why = (
-            f"Daly's for {cost}: short enough for what is lost to be little, long enough for "
-            "checkpoints to be."
+            f"Daly's for {cost}: short enough for little work to be lost, long enough for "
+            "checkpoints to take little time."
         )
         if self.asked is not None:
             why = f"Asked for. Daly's would be {duration(best)}, for {cost}."
@@ -147,22 +147,6 @@ def losses_of_plan(plan: Plan) -> Losses:
     counts = {one.kind: one.count for one in plan.kinds} or {"": plan.workers}
     often = (count * plan.job.goal.preemptions_of(kind) for kind, count in counts.items())
     return losses_of(plan.job, plan.network, sum(often))
-
-
-def seconds_of_plan(plan: Plan) -> float | None:
-    """Predicted seconds of the whole training, evaluations and lost work included.
-
-    `None` where those of an epoch are not known. Where a job states the times of steps, evaluations
-    are not among them.
-    """
-    losses, epochs, training, evaluating = losses_of_plan(plan), plan.likely_epochs(), 0.0, 0.0
-    for row in plan.stages:
-        if row.predicted_epoch_seconds is None:
-            return None
-        training += row.epochs * row.predicted_epoch_seconds.value
-    if plan.considered and (one := chosen_candidate(plan)).train_seconds is not None:
-        evaluating = losses.work(one.train_seconds.value) - epochs * one.epoch_seconds.value
-    return losses.seconds(evaluating + epochs / plan.epochs * training)
 
 
 def settled_checkpoints(job: Job, losses: Losses) -> dict[str, float]:

@@ -364,7 +364,9 @@ class Progress:
             return f"the fewest that reach it with probability {asked}"
         most = "the most that may be trained"
         if self.too_short(batch, self.planned):
-            return f"{most}: of fewer than {self.predictable_steps} steps nothing is told"
+            return (
+                f"{most}: accuracy is not predicted for fewer than {self.predictable_steps} steps"
+            )
         chance = floor(100 * self.chance(batch)) / 100  # rounded up it might equal the confidence
         known = f"{chance:g}" if chance else "below 0.01"
         return f"{most}: they reach it with probability {known}, not {asked}"
@@ -402,7 +404,7 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
     share = 1 / (1 + batch / scale.value)
     made = f"a sample makes about {percent(share, 0)} of the progress that it makes at tiny batches"
     if batch > 2 * scale.value:
-        why = f"The batch is well above it: {made}, and a larger batch costs more of it."
+        why = f"The batch is well above it: {made}, and still less in a larger batch."
     elif batch > scale.value / 2:
         why = f"The batch is about as large: {made}."
     else:
@@ -465,7 +467,7 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
         why += f", by the runs given at equal progress. {_ONE_RUN}"
     elif progress.assumed:
         source = "assumed"
-        why += f", {_EXPECTED}: nothing of it was measured. {_ONE_RUN} {curve.note}"
+        why += f", {_EXPECTED}: no trial was measured. {_ONE_RUN} {curve.note}"
     else:
         trials = counted(len(curve.model.observed) - curve.runs, "trial")
         up_to = f"{trials}, short trainings of up to {curve.longest:,} images"
@@ -478,8 +480,8 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
     until = progress.accuracy_until(batch, trained)
     if until is not None:
         why += (
-            f" They ended after as much as {until:.3g} epochs: that is what they reached by then, "
-            "and how far more epochs go is assumed."
+            f" These runs ended after as much as {until:.3g} epochs here. The accuracy is the one "
+            "that they reached by then: what more epochs add is not known."
         )
     value = shares_between(accuracy)
     return Chosen(value, f"{why}{_other_lengths(progress, batch, trained)}", source)
@@ -490,16 +492,17 @@ def _loss(progress: Progress, batch: int) -> Chosen[str]:
     found = progress.end_loss(batch)
     if link is None or found is None:
         why = (
-            f"It takes at least {MIN_MARKS} trials or given runs with optimizer={optimizer} and "
-            "plain cross entropy, at different accuracies above guessing, whose losses fall with "
-            f"rising accuracy and tell it within a factor of {MAX_FACTOR:g}."
+            f"To predict it takes at least {MIN_MARKS} trials or given runs with "
+            f"optimizer={optimizer} and plain cross entropy. Their accuracies must differ and lie "
+            "above guessing, and their losses must fall with rising accuracy and tell it within a "
+            f"factor of {MAX_FACTOR:g}."
         )
         return Chosen("not known", why, "assumed")
     trainings = counted(link.marks, "training")
     why = (
-        f"Held-out cross entropy at that accuracy, by a line through {trainings} of this task with "
-        f"optimizer={optimizer}: their logarithms of loss and of the share of wrong answers. A "
-        "network that fits the training images too closely ends above."
+        "Held-out cross entropy at the predicted accuracy. It is read from a line through the "
+        f"logarithms of loss and of the share of wrong answers in {trainings} of this task with "
+        f"optimizer={optimizer}. A network that fits the training images too closely ends above it."
     )
     return Chosen(between(found), why, "predicted")
 

@@ -78,9 +78,9 @@ def growth_reasons(job: Job, rows: Sequence[Stage], update: OptimizerName) -> tu
             for row, one in zip(rows, seconds, strict=True)
         )
         why = (
-            f"Asked for. An epoch goes on with {what} once the gradient noise scale has grown as "
-            "much since the first one. Predicted times and accuracy are of the batch that stays: "
-            "times are upper bounds."
+            f"Asked for. Later epochs have a batch of {what}, once the gradient noise scale has "
+            "grown as much since the first epoch. Predicted times and accuracy are those of a "
+            "batch that stays, so the times are upper bounds."
         )
         if OPTIMIZERS[update].follows_gradients:
             why += (

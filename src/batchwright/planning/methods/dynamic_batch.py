@@ -28,7 +28,7 @@ def reason(job: Job) -> str:
         )
         if job.rebalance_steps:
             when = f"every {counted(job.rebalance_steps, 'step')} and {when}"
-    return f"Local batches are where it starts: {when} {how}; the global batch stays."
+    return f"Local batches are those at the start: {when} {how}. The global batch stays."
 
 
 def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:

@@ -65,19 +65,19 @@ def group_reasons(
 
 
 _CONTROL = (
-    " All workers small is the control: one uniform smaller batch in the same time. {} On ImageNet "
-    "the paper found no gain in accuracy."
+    " With the small batch on all workers there is one smaller batch in the same time: the "
+    "control. {} On ImageNet the paper found no gain in accuracy."
 )
 _ALIKE = (
-    "Where a step's fixed time is the same on all workers, as here, it is as good: 70.1 % in the "
-    "paper's table 5, and no worse in five paired runs of an earlier version (docs/log.md). Most "
-    "of the gain is the smaller batch itself."
+    "Where a step's fixed time is the same on all workers, as here, the control is as accurate: "
+    "70.1 % in the paper's table 5, and no worse in five paired runs of an earlier version "
+    "(docs/log.md). Most of the gain is the smaller batch itself."
 )
 _UNLIKE = (
-    "Where fixed times differ, two sizes can be well ahead of it, as in five paired runs of an "
-    "earlier version, with a tenth of the fixed time on two of four workers (docs/log.md). With "
-    "more extra time the small batch came down so far that both were level: a smaller "
-    "dual.extra_time can be better."
+    "Where fixed times differ, as here, two sizes can be well ahead of the control, as in five "
+    "paired runs of an earlier version, with a tenth of the fixed time on two of four workers "
+    "(docs/log.md). With more extra time the small batch was so small that both were level: a "
+    "smaller dual.extra_time can be better."
 )
 
 
@@ -89,8 +89,8 @@ def _updates(found: Served, pace: Pace) -> str:
     why = f" All workers together make {found.groups[-1].updates:.0f} updates a round"
     if not pace.unlike:
         return (
-            f"{why}. That many take up the extra time whoever makes them, so other numbers of "
-            "small-batch workers come to as many."
+            f"{why}. Other numbers of small-batch workers come to as many, since the extra time "
+            "has room for no more."
         )
     overheads = pace.overheads
     border = len(overheads) - small
@@ -171,19 +171,20 @@ def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[R
             one = groups.measured
             how = f"batches {one.large_batch} and {one.small_batch}, measured side by side"
         texts.append(
-            f"By {how}, a step takes {milliseconds(groups.step_seconds)} and "
-            f"{milliseconds(groups.sample_seconds)} a sample{where}."
+            f"By {how}, a step takes {milliseconds(groups.step_seconds)} whatever its batch, and "
+            f"{milliseconds(groups.sample_seconds)} for each sample{where}."
         )
     if measured and any(
         groups.measured is None and groups.fixed_share <= MIN_FIXED * (1 + 1e-9)
         for groups in found.groups
     ):
         texts.append(
-            f"No fixed part could be told from none: {percent(MIN_FIXED, 0)} of a step is taken "
-            "for it."
+            "The first part is too small to be told from none, so "
+            f"{percent(MIN_FIXED, 0)} of a step is assumed for it."
         )
+    together = "all workers end a round" + " together" * (len(top.samples) > 1)
     texts.append(
-        "So both groups end a round together. A small error of the fixed part moves it a lot."
+        f"With this batch {together}. A small error of the first part changes the batch a lot."
     )
     batches = [groups.pair.small_batch or 0 for groups in found.groups]
     sure = all(groups.measured is not None for groups in found.groups)
@@ -205,8 +206,8 @@ def _shares(found: Served, pace: Pace, rounding: Rounding) -> Reason:
         )
         if count
     ]
-    why = "Together all the data once a round, so that all workers end it at the same time; "
-    why += "what rounding leaves goes one each to the last group."
+    why = "A round goes through all the data once, and all workers end it at the same time. The "
+    why += "last group gets what rounding leaves, one sample each."
     if rounding == "truncate":
         why += " Batches and shares are cut to whole numbers, as in the paper's tables 2 and 3."
     for what, values in (

@@ -41,6 +41,7 @@ class Layout:
     rule: LearningRateRule  # the learning rate
     reasons: tuple[Reason, ...] = ()  # reasons for what the method decides
     server: ServerRule | None = None  # the rule of the parameter server; `None` without one
+    train_seconds: Estimate | None = None  # of the whole training; `None`: not known
 
 
 def searched(job: Job, data: DataFacts) -> Job:
@@ -102,16 +103,20 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         advice = ", or ".join([f"raise {limit}", *_kept_by(job, times, limit)])
         raise PlanError(f"method={job.method} {text}: {advice}")
     found = [*method_reason(job), *made.reasons]
-    if all(stage.predicted_epoch_seconds is not None for stage in made.stages):
+    known = all(stage.predicted_epoch_seconds is not None for stage in made.stages)
+    if known:
         simulated = " of the simulated clock" if job.launcher.simulated else ""
         epochs = counted(sum(stage.epochs for stage in made.stages), "epoch")
-        why = f"{epochs}, and the evaluations among them."
+        why = f"{epochs}, without evaluations, whose time is not known."
+        if times.measured:
+            why = f"{epochs}, and the evaluations among them."
         if job.goal.deadline is not None:
             why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
         value = between(total, f" s{simulated}")
         found.append(Chosen(value, why, "predicted").reason("training time"))
     found += times.losses.reasons(total) if total.value else ()
-    return replace(made, reasons=(*found, *link_reason(job)))
+    reasons = (*found, *link_reason(job))
+    return replace(made, reasons=reasons, train_seconds=total if known else None)
 
 
 def _laid_out_by_method(

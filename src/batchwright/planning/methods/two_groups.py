@@ -88,8 +88,9 @@ def large_batches_of(
         return Chosen((usual,) * len(sides), f"{top.why}{_NOT_THE_LARGEST}", top.source)
     grown = [max(usual, min(most, usual * (room or 0) // rooms[-1])) for room in rooms[:-1]]
     why = (
-        f"{top.why} Below the highest resolution more by as much as more fits the memory, with "
-        f"goal.least_steps={job.goal.least_steps} steps a round at least.{_NOT_THE_LARGEST}"
+        f"{top.why} Lower resolutions have larger batches, by as much as more images fit the "
+        f"memory, with at least goal.least_steps={job.goal.least_steps} steps a round."
+        f"{_NOT_THE_LARGEST}"
     )
     return Chosen((*grown, usual), why, "predicted")
 
@@ -184,8 +185,8 @@ def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:
     if job.goal.deadline is None or small_enough(first):
         return first
     why = (
-        "As many as have, in the time that goal.deadline leaves, a batch of at most half the large "
-        "one; that of three quarters of the workers would be nearer to it."
+        "The most workers whose small batch, in the time that goal.deadline leaves, is at most "
+        "half the large one; with three quarters of the workers it would be larger."
     )
 
     def largest(falling: range) -> Served | None:

@@ -415,14 +415,12 @@ class ImaginedCluster:
             seconds = -(-images // self.workers) * self._kind(0).evaluation_seconds
             # Like plans, not by the speeds that a virtual cluster's plan states.
             return seconds / (min(self.scenario.speeds) if self.scenario.speeds else 1.0)
-        chosen = self.plan.chosen
-        if chosen is None or chosen.train_seconds is None:
+        whole, steps = self.plan.train_seconds, self.plan.seconds_of_steps
+        if whole is None or steps is None:
             return 0.0
-        epochs = chosen.trained_epochs or self.plan.epochs
-        evaluations = ceil(epochs / self.plan.job.evaluate_epochs)
+        evaluations = ceil(self.plan.likely_epochs() / self.plan.job.evaluate_epochs)
         # Workers that are taken away are simulated, so their part of the plan's time is left out.
-        work = losses_of_plan(self.plan).work(chosen.train_seconds.value)
-        spent = work - epochs * chosen.epoch_seconds.value
+        spent = losses_of_plan(self.plan).work(whole.value) - steps.value
         return max(spent, 0.0) / evaluations * self.plan.workers / self.workers
 
     @cached_property

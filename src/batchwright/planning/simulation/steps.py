@@ -6,8 +6,9 @@ In step t worker i computes for
 
 with local batch :math:`b_i`, speed :math:`v_i` and standard normal :math:`z`; :math:`s` is the
 slowdown while the worker is a straggler, else 1. Workers become stragglers and cease to be with
-constant rates in time, also within a step and while they wait. All workers are computed at once, so
-time and memory of the simulation grow in proportion to their number.
+constant rates in time, also within a step and while they wait; in steps that are long enough for
+many such changes the mean of :math:`s` counts. All workers are computed at once, so time and memory
+of the simulation grow in proportion to their number.
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ class Scenario(Keys):
         2.0, ge=1, le=1e9, description="How many times as long a straggler computes."
     )
     straggler_seconds: PositiveTime = Field(
-        60.0, description="How long a worker stays one, mean of an exponential distribution."
+        60.0,
+        description="How long a worker stays one, mean of an exponential distribution. Where it "
+        "becomes one 30 times a step or more often, the mean counts.",
     )
     rebalance_steps: Index | None = Field(
         None,

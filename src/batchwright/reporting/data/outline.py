@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from batchwright.records import Plan, Reason, Stage
+from batchwright.records.base import sum_of
 from batchwright.records.text.plan_text import planned_sizes
-from batchwright.reporting.data.reading import sum_of
 from batchwright.reporting.data.worker_curves import spread
 
 MAXIMUM_ROWS = 200

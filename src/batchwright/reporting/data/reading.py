@@ -6,12 +6,13 @@ Where the time went is in `accounting`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
 from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary, Stage
+from batchwright.records.base import sum_of
 from batchwright.records.run import is_over, reached_epoch, stalled_words
 from batchwright.records.text.formatting import (
     between,
@@ -342,21 +343,6 @@ def overall(summary: RunSummary) -> Comparison:
         return Comparison(0, some.predicted, None)
     measured = sum(count * seconds for count, _, seconds in both) / epochs
     return Comparison(0, sum_of(((count, one) for count, one, _ in both), epochs), measured)
-
-
-def sum_of(parts: Iterable[tuple[float, Estimate | None]], over: float = 1.0) -> Estimate | None:
-    """The sum of estimates times their weights, divided by ``over``; `None` if one is missing.
-
-    The interval assumes that their errors are fully correlated.
-    """
-    listed = list(parts)
-    if any(one is None for _, one in listed):
-        return None
-    value, low, high = (
-        sum(weight * getattr(one, end) for weight, one in listed) / over
-        for end in ("value", "low", "high")
-    )
-    return Estimate(value=value, low=low, high=high)
 
 
 def held_out_loss(plan: Plan | None) -> str:

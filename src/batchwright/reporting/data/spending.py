@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchwright.records import Estimate, Plan, RunSummary
-from batchwright.records.text.plan_text import is_chosen, planned_sizes
 from batchwright.reporting.data.accounting import epochs_seconds
 from batchwright.reporting.data.live_run import EpochNow
-from batchwright.reporting.data.reading import overall, sum_of
+from batchwright.reporting.data.reading import overall
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def spending(
     elif now is not None and now.expected_seconds is not None:
         expected = now.expected_seconds * likely
     going = now.seconds if now else 0.0
-    return Spending(_planned(plan), so_far + going, expected, likely, hourly, priced)
+    return Spending(plan.whole_seconds, so_far + going, expected, likely, hourly, priced)
 
 
 def hourly_price(plan: Plan) -> tuple[float, bool]:
@@ -83,17 +82,6 @@ def hourly_price(plan: Plan) -> tuple[float, bool]:
     if any(price is None for _, price in found):
         return float(plan.workers), False
     return sum(count * (price or 0.0) for count, price in found), True
-
-
-def _planned(plan: Plan) -> Estimate | None:
-    """Predicted seconds of the whole training; with several stages the sum of theirs."""
-    if len(plan.stages) == 1:
-        planned = planned_sizes(plan)
-        chosen = next((one for one in plan.considered if is_chosen(plan, one, planned)), None)
-        epochs = plan.likely_epochs()  # more than the candidate's if the run got more epochs
-        if chosen and chosen.train_seconds and chosen.trained_epochs in (None, epochs):
-            return chosen.train_seconds
-    return sum_of((stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages)
 
 
 def _left_seconds(summary: RunSummary, left: range) -> float:

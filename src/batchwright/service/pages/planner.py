@@ -28,7 +28,6 @@ from batchwright.records.text.formatting import (
     percent,
     share_ends,
 )
-from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.outline import outlined
 from batchwright.reporting.data.plan_words import batches_words, decided_words
@@ -87,8 +86,7 @@ class Answer:
         plan = self.plan
         if plan is None:
             return []
-        chosen = next((one for one in plan.considered if is_chosen(plan, one)), None)
-        train, cost = (chosen.train_seconds, chosen.cost) if chosen else (None, None)
+        chosen, train = plan.chosen, plan.whole_seconds
         epoch = plan.stages[0].predicted_epoch_seconds
         tiles = [
             (
@@ -107,7 +105,7 @@ class Answer:
         if chosen is not None and (reached := chosen.accuracy) is not None:
             more = f"{share_ends(reached)}, held out at its end"
             tiles.append(("Accuracy", percent(reached.value), more))
-        if cost is not None:
+        if chosen is not None and (cost := chosen.cost) is not None:
             tiles.append(("Cost", number(cost.value), f"{_ends(cost)}, {CURRENCY}"))
         return tiles
 

@@ -160,7 +160,9 @@ class Stepper:
         self._shortage = ""  # what was said where memory ran out; empty: it did not
         self._bad_steps = 0  # in a row
         self._unusual = False  # whether the last step was not as a device expects it
-        self._warned_of_weights = self._warned_of_rates = self._first_loss_seen = False
+        self._warned_of_weights = self._warned_of_rates = False
+        self._losses_seen = 0  # up to 2
+        self._factor: Tensor | None = None  # by which the last one of these was multiplied last
         self.tally = Tally(0.0, 0.0)
         self.updated = self.repeat = self.broken = False
         self._resumes = resumes
@@ -584,12 +586,18 @@ class Stepper:
         )
 
     def _warn_of_scaler(self, loss: Tensor) -> None:
-        """Warn where the first loss was scaled: nobody divides the gradients by that factor."""
-        if self._first_loss_seen:
+        """Warn where the first two losses were scaled: nobody divides the gradients by that factor.
+
+        A scaler keeps it in one tensor; the sum of a mask, say, is another tensor each time.
+        """
+        if self._losses_seen == 2:
             return
-        self._first_loss_seen = True
-        by = _scaled_by(loss)
-        if by >= _LEAST_SCALE and self._group.rank == 0:
+        self._losses_seen += 1
+        former, self._factor = self._factor, _factor_of(loss)
+        if former is None or self._factor is None or not self._factor.is_set_to(former):
+            return
+        by = float(self._factor)
+        if by >= _LEAST_SCALE and math.frexp(by)[0] == 0.5 and self._group.rank == 0:
             warnings.warn(
                 f"session.step() got a loss times {by:,.0f}, as torch.amp.GradScaler scales it, "
                 "and its gradients stay so large: leave the scaler out and give the loss itself, "
@@ -613,16 +621,15 @@ class Stepper:
             )
 
 
-def _scaled_by(loss: Tensor) -> float:
-    """The power of two in a tensor of float32 by which a loss was multiplied last; 1: by none."""
+def _factor_of(loss: Tensor) -> Tensor | None:
+    """The number in a tensor of float32 by which a loss was multiplied last; `None`: by none."""
     made_by = loss.grad_fn
     if made_by is None or made_by.name() != "MulBackward0":  # quotients save such a factor, too
-        return 1.0
+        return None
     factor = getattr(made_by, "_saved_other", None)
     if not isinstance(factor, Tensor) or factor.dim() or factor.dtype != torch.float32:
-        return 1.0
-    value = float(factor)
-    return value if math.frexp(value)[0] == 0.5 else 1.0
+        return None
+    return factor
 
 
 def _refuse_other_loss(value: object) -> None:

@@ -171,20 +171,30 @@ def _labelled(
     from batchwright.workload.data.image_folder import images_below
 
     found: list[tuple[str, int]] = []
+    folders: set[str] = set()
     for one in images:
         path = Path(one)
         if is_folder(path):
+            folders.add(path.absolute().name)
             mine = numbers.get(path.absolute().name, -1)
             names, outside = images_below(path)
             if outside:
                 tell(f"left out {counted(outside, 'link')} out of {one}: name those files too")
             for name in map(Path, names):
                 below = name.parts[0] if len(name.parts) > 1 else ""
+                folders.add(below)
                 found.append((str(path / name), numbers.get(below, mine)))
         elif is_there(path):
+            folders.add(path.absolute().parent.name)
             found.append((one, numbers.get(path.absolute().parent.name, -1)))
         else:
             raise FileError(f"there is no image or folder {one}: look at its name")
+    for called in sorted(folders):
+        if numbers.get(called, 0) < 0:
+            tell(
+                f"note: several classes are called {called}, so images in a folder of that name "
+                "have no label"
+            )
     return found
 
 

@@ -435,15 +435,9 @@ def _accelerator(plan: Plan, target: Target, name: str) -> str:
 
 def _time_limit(plan: Plan) -> str:
     """The time limit as HH:MM:SS from the predicted time; empty if no time was predicted."""
-    rows = [stage.predicted_epoch_seconds for stage in plan.stages]
-    if any(one is None for one in rows):
+    if (whole := plan.whole_seconds) is None:
         return ""
-    seconds = sum(
-        stage.epochs * one.high for stage, one in zip(plan.stages, rows, strict=True) if one
-    )
-    epochs, chosen = plan.epochs, plan.chosen
-    if chosen and chosen.train_seconds:
-        seconds, epochs = chosen.train_seconds.high, chosen.trained_epochs or epochs
-    seconds *= (plan.max_epochs or plan.epochs) / epochs  # a run may get as many epochs as that
+    most = plan.max_epochs or plan.epochs  # a run may go on for as many
+    seconds = whole.high * most / plan.likely_epochs()
     minutes = max(MIN_MINUTES, round(TIME_MARGIN * seconds / 60))
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"

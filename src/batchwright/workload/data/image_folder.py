@@ -195,6 +195,12 @@ class _Folder:
     def class_names(self, part: str) -> tuple[str, ...]:
         """Names of the folders in ``part``, in alphabetical order."""
         folder, names = self.root / part, self._folders(part)
+        for entry in os.scandir(folder):
+            if _was_folder(entry) and self._is_inside(Path(entry.path)):
+                raise DataError(
+                    f"class folder {entry.path} is a link that leads to nothing: mend the link, or "
+                    "remove it"
+                )
         if len(names) < 2:
             hint, inner = "", [folder / name for name in names if self.root == folder]
             with suppress(OSError):  # many archives unpack into a folder of their own
@@ -260,8 +266,9 @@ class _Folder:
                 yield from self.entries(entry.path)
                 continue
             suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a million times
-            # A link that leads to nothing is an image that cannot be read.
-            if suffix in SUFFIXES and (entry.is_file() or _is_broken(entry)):
+            # A link that leads to nothing is an image that cannot be read, or several.
+            image = suffix in SUFFIXES and (entry.is_file() or _is_broken(entry))
+            if image or _was_folder(entry):
                 if not entry.is_symlink() or self._is_inside(Path(entry.path)):
                     yield entry
             elif entry.is_symlink() and entry.is_dir():
@@ -279,6 +286,11 @@ class _Folder:
 def _is_broken(entry: os.DirEntry[str]) -> bool:
     """Whether a link leads to nothing."""
     return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110 - a million times
+
+
+def _was_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether a link leads to nothing, and to a folder before, as its name has no suffix."""
+    return _is_broken(entry) and "." not in entry.name
 
 
 def recipe(listing: Listing, top_resolution: int, unreadable: str) -> dict[str, object]:

@@ -43,8 +43,8 @@ class MostAccurate(Objective):
         """The reason for the batch."""
         if row.full_accuracy is None:
             return (
-                "The quickest of the candidates within the limits, all of which have too few steps "
-                f"to tell anything of ({self._named})."
+                f"The quickest of the candidates within the limits ({self._named}). Their accuracy "
+                "is not predicted, as all of them have too few steps."
             )
         return (
             f"The most accurate of the candidates within the limits{self._accuracy_words(row)}, "
@@ -107,8 +107,8 @@ class AccurateSoon(MostAccurate):
         progress, least = self.progress, self._least
         half, end = "", progress.doubtful_from(row.batch)
         if progress.assumed:
-            half = f", or {NOT_OBSERVED} times that for half the {least}"
-            half += f" with at most {number(end)} samples (gradient noise)" if end < inf else ""
+            half = f", or within {NOT_OBSERVED} times that if they take half the {least}"
+            half += f" and at most {number(end)} samples (gradient noise)" if end < inf else ""
         texts = [
             f"The least predicted {least} of the candidates within the limits that are as accurate "
             f"as the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}{half}"
@@ -116,14 +116,15 @@ class AccurateSoon(MostAccurate):
         ]
         if row.full_accuracy is None:
             texts = [
-                f"The least predicted {least} an epoch of the candidates within the limits, all of "
-                f"which have too few steps to tell anything of ({self._named})."
+                f"The least predicted {least} an epoch of the candidates within the limits "
+                f"({self._named}). Their accuracy is not predicted, as all of them have too few "
+                "steps."
             ]
         elif progress.assumed and knee:
             texts.append(self._trade(row, [one for one in knee.rows if not one.misses]))
         if progress.chooses:
             texts.append(
-                f"To goal.accuracy={self.goal.accuracy:g} {counted(row.epochs, 'epoch')} of "
+                f"goal.accuracy={self.goal.accuracy:g} takes {counted(row.epochs, 'epoch')} of "
                 f"{significant(row.epoch_seconds)} s, {progress.how_sure(row.batch)}."
             )
         return " ".join(filter(None, texts))
@@ -136,9 +137,9 @@ class AccurateSoon(MostAccurate):
         if more <= EQUAL:
             return ""
         return (
-            f"With {best.batch}, {100 * more:.1f} points more are expected{self._after}, in "
-            f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so small a "
-            "difference is uncertain."
+            f"A batch of {best.batch} is expected to be {100 * more:.1f} points more "
+            f"accurate{self._after}, in {best.epoch_seconds / row.epoch_seconds:.3g} times the "
+            "time an epoch, but so small a difference is uncertain."
         )
 
 
@@ -173,12 +174,12 @@ class ToTarget(Objective):
             )
         if progress.relative_epochs(row.batch) == inf:
             return (
-                f"No batch within the limits is known to reach {aim}: the least time for the job's "
-                f"epochs.{more}"
+                f"No batch within the limits is known to reach {aim}, so the one with the least "
+                f"time for the job's epochs is taken.{more}"
             )
         return (
             f"The least predicted {self.goal.least} to any accuracy, so to {aim}, by epoch time "
             "over progress per sample (efficiency). No run with such a batch reached it, so the "
-            "number of epochs is not known: seconds to equal progress are for as much as an epoch "
-            f"with the base batch makes.{more}"
+            "number of epochs is not known. Seconds to equal progress are those until training "
+            f"has come as far as one epoch with the base batch does.{more}"
         )
