@@ -374,10 +374,7 @@ def _name_of(path: str | Path) -> str:
 
 def _read_text(path: str | Path, hint: str = "") -> str:
     try:
-        if str(path) == "-":
-            text = sys.stdin.read()
-        else:
-            text = Path(path).read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileError(f"there is no file {path}{hint}") from None
     except UnicodeDecodeError:

@@ -131,7 +131,7 @@ class Curves:
         return _FIRST_VISITS * self.budget * curve[1] ** 2 / pixels
 
     def _visit_largest(self, visited: dict[Curve, int]) -> dict[Curve, int]:
-        """Visit the largest affordable batch of each curve, if it was not; returns these batches."""
+        """Visit each curve's largest affordable batch, if it was not; returns these batches."""
         found = {}
         for curve in self.all:
             size = largest_size(
