@@ -376,6 +376,16 @@ def test_every_curve_is_measured_and_its_visits_are_apart():
     assert sum(len(point.visits) for point in profile.steps) == len(visits) - 4 - 2
 
 
+def test_steps_of_mostly_fixed_time_soon_lead_to_far_larger_batches():
+    """As on a busy machine, whose first visits take all the time for measuring."""
+    machine = Machine(latency=0.06, sample_seconds=0.0002)
+    with mock.patch.object(Refinement, "refine"):
+        profile = measured_on(
+            machine, counts=(1,), resolutions=(32,), probe=ProbeSettings(budget=10)
+        )
+    assert max(step.local_batch_size for step in profile.steps) >= 256
+
+
 def test_a_fixed_time_of_each_step_makes_no_curve_begin_with_fewer_samples():
     """In proportion to a step of two samples, 16 would take 35 ms; they take 7.2."""
     machine = Machine(latency=0.004, sample_seconds=0.0002)

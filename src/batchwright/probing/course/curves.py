@@ -23,6 +23,7 @@ from batchwright.probing.visiting import Visitor
 
 _FIRST_VISITS = 0.4  # of the budget
 _KEPT = 0.5  # of the budget, to be left before a lower resolution gets its third batch
+_FAR_LARGER = 4  # times the batch: less is worth no visit before the others, refinement finds it
 
 Curve = tuple[int, int]  # workers, resolution in pixels
 
@@ -131,19 +132,31 @@ class Curves:
         return _FIRST_VISITS * self.budget * curve[1] ** 2 / pixels
 
     def _visit_largest(self, visited: dict[Curve, int]) -> dict[Curve, int]:
-        """Visit each curve's largest affordable batch, if it was not; returns these batches."""
+        """Visit each curve's largest affordable batch, if it was not; returns these batches.
+
+        It seems affordable by the steps of smaller batches, which are mostly fixed time. Where its
+        own steps show that a far larger one is, that is visited as well.
+        """
         found = {}
         for curve in self.all:
-            size = largest_size(
-                self.ladders[curve[0]][0],
-                self.smallest[curve],
-                seconds=self._each(curve),
-                visit=self._first_visit(self.sample_seconds[curve], 0.0),
-            )
+            size = self._largest(curve)
             found[curve] = max(size, visited.get(curve, 0))
-            if found[curve] != visited.get(curve):
+            while found[curve] != visited.get(curve):
                 self.visit(Point(*curve, size))
+                larger = self._largest(curve)
+                if larger < _FAR_LARGER * size or self.left() < self._each(curve):
+                    break
+                found[curve] = size = larger
         return found
+
+    def _largest(self, curve: Curve) -> int:
+        """The largest local batch of a curve that is affordable by its quickest samples so far."""
+        return largest_size(
+            self.ladders[curve[0]][0],
+            self.smallest[curve],
+            seconds=self._each(curve),
+            visit=self._first_visit(self.sample_seconds[curve], 0.0),
+        )
 
     def _first_visit(self, sample_seconds: float, fixed_seconds: float) -> Callable[[int], float]:
         """A function that returns the expected seconds of the first visit to a local batch."""
