@@ -233,6 +233,15 @@ def test_a_link_to_nothing_is_an_image_that_cannot_be_read(
     assert images_below(cats)[0][-1] == "gone.png"
 
 
+def test_a_link_to_itself_is_an_image_that_cannot_be_read(root: Path) -> None:
+    """As a second `ln -s DIR cat` leaves it in the folder."""
+    itself = root / "train" / "cat" / "cat"
+    itself.symlink_to(itself)
+    with pytest.raises(DataError, match=r"unreadable image .*train/cat/cat: "):
+        open_folder(root)
+    assert images_below(root / "train")[0].count("cat/cat") == 1
+
+
 def test_a_class_folder_that_is_a_link_to_nothing_is_named(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

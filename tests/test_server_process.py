@@ -148,6 +148,25 @@ def test_the_answer_of_a_worker_that_was_replaced_goes_to_the_new_one():
             one.close()
 
 
+# ------------------------------------------------------------------------------------ strangers
+
+
+def test_a_connection_for_whose_thread_there_is_no_room_keeps_no_worker_out(monkeypatch):
+    start, refused = threading.Thread.start, []
+
+    def scarce(thread):
+        if "attend" in thread.name and not refused:  # as Python names it for what it runs
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with serving(make_served_plan((8,), (24,))) as served:
+        monkeypatch.setattr(threading.Thread, "start", scarce)
+        with socket.create_connection(served.place, timeout=SECONDS) as stranger:
+            assert stranger.recv(100) == b""
+        served.come(0).close()
+
+
 # ------------------------------------------------------------------------------------- its end
 
 

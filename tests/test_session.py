@@ -574,6 +574,24 @@ def test_a_backward_pass_of_the_loops_own_is_refused(also):
         run_loop(one, step)
 
 
+def test_gradients_that_the_loop_has_set_to_zero_again_are_none():
+    """As after a pass for the gradient of the input, such as of an adversarial sample."""
+
+    def weights(*, own):
+        one = make_session()
+
+        def step(features, labels):
+            if own:
+                functional.cross_entropy(one.model(features), labels).backward()
+                one.model.zero_grad(set_to_none=False)
+            one.step(functional.cross_entropy(one.model(features), labels))
+
+        run_loop(one, step)
+        return one.model.weight.detach()
+
+    assert torch.equal(weights(own=False), weights(own=True))
+
+
 def test_several_backward_passes_add_up():
     def in_parts(one, outputs, labels):
         loss = functional.cross_entropy(outputs, labels)

@@ -136,13 +136,17 @@ class Setup:
 
     @property
     def own_buffers(self) -> list[str]:
-        """Names of the model's buffers but batch statistics, which are merged over the workers."""
+        """Names of the model's buffers that checkpoints have, but for batch statistics.
+
+        These are merged over the workers; buffers that are not kept are such as a mask for the
+        longest sequence so far.
+        """
         return [
             f"{path}.{name}" if path else name
             for path, layer in self.model.named_modules()
             if not isinstance(layer, _BatchNorm)
             for name, one in layer.named_buffers(recurse=False)
-            if one.layout is torch.strided
+            if one.layout is torch.strided and name not in layer._non_persistent_buffers_set
         ]
 
     @property

@@ -146,7 +146,10 @@ class ServerProcess:
             except OSError:  # the other end closed it before, or there is no room for another
                 self._over.wait(POLL_SECONDS)
                 continue
-            threading.Thread(target=self._attend, args=(link,), daemon=True).start()
+            try:
+                threading.Thread(target=self._attend, args=(link,), daemon=True).start()
+            except RuntimeError:  # there is no room for its thread
+                link.close()
 
     def _attend(self, link: Transport) -> None:
         """Serve one connection, from its first message to its end."""

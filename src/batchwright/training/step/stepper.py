@@ -57,7 +57,7 @@ _NO_GRADIENT = (
 _OWN_BACKWARD = (
     "the loop has called backward() for this batch before session.step(), and such gradients are "
     "not weighed by the samples of all workers: leave that out and give step(loss), or call "
-    "session.backward(part) for each part of the loss"
+    "session.backward(part) for each part of the loss; zero_grad() drops gradients of other things"
 )
 
 Loss = Tensor | Callable[[], Tensor]
@@ -535,9 +535,16 @@ class Stepper:
         return known or LossScale.of(self._plan.precision)
 
     def _refuse_own_backward(self) -> None:
-        """Refuse gradients that came before the first backward pass of `_backward`."""
-        if any(p.grad is not None for p in self._reducer.parameters):
+        """Refuse gradients that came before the first backward pass of `_backward`.
+
+        Those that the loop has set to zero again, as ``zero_grad(set_to_none=False)`` does after a
+        pass for the input's gradient, are none.
+        """
+        found = [p.grad for p in self._reducer.parameters if p.grad is not None]
+        if any(float(gradient.norm()) != 0 for gradient in found):
             raise RuntimeError(_OWN_BACKWARD)
+        if found:
+            self._updater.clear()
 
     def _opened(self) -> _MicroBatch:
         self.refuse_failed()

@@ -277,7 +277,8 @@ class _Folder:
                 self.others[suffix] += 1
 
     def _is_inside(self, path: Path) -> bool:
-        inside = path.resolve().is_relative_to(self.root)
+        # `Path.resolve` raises `RuntimeError` for a link to itself.
+        inside = Path(os.path.realpath(path)).is_relative_to(self.root)
         if not inside:
             self.outside.add(path)
         return inside
