@@ -507,6 +507,8 @@ def test_more_workers_than_measured_are_marked_as_assumed():
     plan = many_workers()
     for one in plan.considered:
         assert one.assumed == (one.workers > 1)
+    why = next(one.why for one in many_workers(max_workers=8).reasons if one.choice == "workers")
+    assert "the time of their exchange is predicted from the stated link" in why
 
 
 def test_the_same_input_gives_the_same_bytes():

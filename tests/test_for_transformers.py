@@ -502,6 +502,72 @@ def test_a_function_of_the_loss_that_ignores_the_number_of_labels_is_refused(tmp
         closed()
 
 
+class Drawing(Open):
+    """Draws in evaluation mode, too, as networks do that hide a part of each image."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def forward(self, pixel_values, labels, **_):
+        number = torch.rand(())
+        if self.training:
+            self.drawn.append(float(number))
+        return super().forward(pixel_values + number, labels)
+
+
+def test_trying_whether_losses_are_means_leaves_the_random_generators(tmp_path):
+    drawn = []
+    try:
+        for kind in ("Noting", "Said"):  # the second says it, so that nothing is tried
+            made = trainer_of(tmp_path, lambda: (Drawing(), Images()), kind=kind, max_steps=2)
+            bw.ForTransformers(made)
+            torch.manual_seed(1)
+            made.train()
+            drawn.append(made.model.drawn)
+    finally:
+        closed()
+    assert len(drawn[0]) == 2
+    assert drawn[0] == drawn[1]
+
+
+class Joined(Open):
+    """Takes the pieces of all images in one tensor, as networks for text and images do."""
+
+    def forward(self, pixel_values, labels, pieces, **_):
+        if len(pieces) != 3 * len(labels):
+            raise ValueError("image tokens and pieces do not match")
+        return super().forward(pixel_values, labels)
+
+
+def test_means_are_found_of_batches_that_cannot_be_cut(tmp_path):
+    def join(items):
+        return torch.utils.data.default_collate(items) | {"pieces": torch.zeros(3 * len(items), 2)}
+
+    try:
+        made = trainer_of(tmp_path, lambda: (Joined(), Images()), passes=2, max_steps=1)
+        made.data_collator = join
+        follow = bw.ForTransformers(made)
+        made.train()
+    finally:
+        closed()
+    assert made.state.global_step == 1
+    assert not follow._counts_items
+
+
+def test_a_second_training_of_a_model_of_means_has_as_many_steps(tmp_path):
+    steps = []
+    try:
+        made = trainer_of(tmp_path, open_images, batch=10, passes=2, num_train_epochs=1)
+        bw.ForTransformers(made)
+        for _ in range(2):  # in the last step one sample is left for two passes
+            made.train()
+            steps.append(made.state.global_step)
+    finally:
+        closed()
+    assert steps == [3, 3]
+
+
 @pytest.mark.parametrize("past", [False, True])
 def test_a_step_whose_loss_is_not_from_compute_loss_is_told_once(tmp_path, capfd, past):
     """Its gradient would not be weighed by the batch's samples."""

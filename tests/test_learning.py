@@ -432,7 +432,8 @@ def test_trials_decide_optimizer_and_batch():
     assert not quicker
     untold = reason(without, "accuracy")
     assert untold.source == "assumed"
-    assert "as other tasks' trainings lead to expect: no trial was measured" in untold.why
+    expected = "as other tasks' trainings lead to expect: no trial of this training was measured"
+    assert expected in untold.why
     assert "The probe had no trials: probe.learning" in untold.why
     wide, narrow = chosen(without).accuracy, row.accuracy
     assert wide.low < narrow.low < narrow.high < wide.high
@@ -678,6 +679,7 @@ def test_why_accuracy_is_not_known_is_said():
     for words, (profile, keys) in told.items():
         plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
         assert words in reason(plan, "accuracy").why
+        assert "no trial was measured" not in reason(plan, "accuracy").why
     cyclic = taught().job.model_copy(update={"method": "cyclic"})
     assert "do not train as method=cyclic does" in why_unknown([taught()], cyclic)
 

@@ -183,11 +183,11 @@ def test_other_objectives_say_what_accuracy_they_give_up(objective):
     row = chosen(plan)
     assert row.accuracy.value < best.accuracy.value - 0.001
     said = reason(plan, "global batch").why
-    whole = f"{percent(row.accuracy.value)}, the most accurate candidate "
+    whole = f"{percent(row.accuracy.value)}, and a more accurate candidate "
     assert f"{whole}{percent(best.accuracy.value)} in " in said
     assert said.count("goal.objective=auto") == 1
     loose = planned(objective=objective, price=1.0, accuracy_tolerance=0.5)
-    assert "the most accurate candidate" not in reason(loose, "global batch").why
+    assert "a more accurate candidate" not in reason(loose, "global batch").why
 
 
 @pytest.mark.parametrize(("fixed", "taken"), [(1e-4, 32), (0.5, 512)])
@@ -209,7 +209,7 @@ def test_a_batch_far_beyond_those_that_were_timed_is_not_taken_for_a_percent(fix
 def test_a_batch_that_is_asked_for_is_told_what_accuracy_it_gives_up():
     job = PROFILE.job.model_copy(update={"global_batch": 142})
     said = reason(make_plan(PROFILE, job), "global batch").why
-    assert ", the most accurate candidate " in said
+    assert ", and a more accurate candidate " in said
     assert "leave global_batch to the plan" in said
 
 
@@ -401,12 +401,17 @@ def test_a_target_by_cost_says_that_it_is_the_least_cost():
     assert "The least predicted cost to any accuracy" in reason(plan, "global batch").why
 
 
+def test_a_target_by_other_tasks_says_how_long_training_takes():
+    why = reason(planned(BARE, accuracy=0.5), "global batch").why
+    assert "For goal.accuracy=0.5 training takes " in why
+
+
 @pytest.mark.parametrize("objective", ["auto", "target-accuracy"])
 def test_auto_is_advised_without_the_accuracy_that_would_make_it_another_objective(objective):
     """The runs reached less than that, so the plan goes by time to equal progress."""
     goal = {"objective": objective, "accuracy": 0.999, "accuracy_tolerance": 0.0}
     said = reason(planned(make_profile(), runs=[make_summary()], **goal), "global batch").why
-    assert ", the most accurate candidate " in said
+    assert ", and a more accurate candidate " in said
     assert said.count("give goal.objective=auto without goal.accuracy.") == 1
 
 

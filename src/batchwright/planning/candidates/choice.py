@@ -280,8 +280,8 @@ def _exchange(cluster: ClusterOption) -> str:
     if cluster.assumed and kind.times.assumed(count):
         known = "measured" if any(one.between == "hosts" for one in profile.links) else "stated"
         return (
-            f"More workers than the {kind.measured[-1]} that were measured: what they exchange is "
-            f"predicted from the {known} link."
+            f"More workers than the {kind.measured[-1]} that were measured: the time of their "
+            f"exchange is predicted from the {known} link."
         )
     reduced = [one.workers for one in profile.collectives if one.operation == "all-reduce"]
     if max(reduced, default=0) < count:
@@ -338,7 +338,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
         if goal.objective == "auto":  # `_instead` names what the plan would choose
             return ""
         return (
-            f"It is expected to reach {percent(row.accuracy)}, the most accurate candidate "
+            f"It is expected to reach {percent(row.accuracy)}, and a more accurate candidate "
             f"{percent(best.accuracy)} in "
             f"{_share(best.train_seconds, row.train_seconds, 'time')}."
         )
@@ -348,7 +348,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
         if goal.accuracy is not None:  # with an accuracy, `auto` becomes `target-accuracy`
             advice += " without goal.accuracy"
     return (
-        f"It is predicted to reach {percent(row.accuracy)}, the most accurate candidate "
+        f"It is predicted to reach {percent(row.accuracy)}, and a more accurate candidate "
         f"{percent(best.accuracy)} in {_share(best.train_seconds, row.train_seconds, 'time')}. To "
         f"take that one, {advice}."
     )

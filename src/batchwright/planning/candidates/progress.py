@@ -467,7 +467,7 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
         why += f", by the runs given at equal progress. {_ONE_RUN}"
     elif progress.assumed:
         source = "assumed"
-        why += f", {_EXPECTED}: no trial was measured. {_ONE_RUN} {curve.note}"
+        why += f", {_EXPECTED}: no trial of this training was measured. {_ONE_RUN} {curve.note}"
     else:
         trials = counted(len(curve.model.observed) - curve.runs, "trial")
         up_to = f"{trials}, short trainings of up to {curve.longest:,} images"

@@ -41,6 +41,7 @@ from batchwright.workflows.trainers.arrangement import (
     tell_taken_over,
     with_sampler,
 )
+from batchwright.workload.data.random_numbers import put_aside
 from batchwright.workload.extras import import_library
 
 _Callback: Any = import_library("transformers").TrainerCallback
@@ -144,6 +145,7 @@ class ForTransformers:
     def _loader(self) -> Any:
         """The loader for the Trainer's request for training data; makes plan and sampler first."""
         trainer, args, theirs = self._trainer, self._trainer.args, self._their_loader()
+        self._means = None  # found anew: the model may be another one
         first, workers = args.process_index == 0, args.world_size
         with refused_in_a_line(first=first):
             shuffle = shuffled(theirs, "the Trainer")
@@ -363,14 +365,19 @@ class ForTransformers:
             return False
         means: bool | None = None
         inputs = trainer._prepare_inputs(dict(inputs))
-        # In evaluation mode nothing is drawn, and no statistics change.
+
+        def loss_of(part: Any, labels: Any) -> float:
+            with put_aside(gpus=True):  # some networks draw in evaluation mode, too
+                # A copy, as computing a loss may take the labels out.
+                return float(self._compute(model, dict(part), num_items_in_batch=labels))
+
+        # In evaluation mode no statistics change.
         with evaluation_mode(model), without_gradients(), trainer.compute_loss_context_manager():
-            for part in parts_of(inputs, samples_in(inputs), 2):
-                once, twice = (
-                    # A copy, as computing a loss may take the labels out.
-                    float(self._compute(model, dict(part), num_items_in_batch=labels))
-                    for labels in (number, 2 * number)
-                )
+            for part in (*parts_of(inputs, samples_in(inputs), 2), inputs):
+                try:
+                    once, twice = (loss_of(part, labels) for labels in (number, 2 * number))
+                except Exception:  # noqa: BLE001, S112 - such as all images in one tensor, uncut
+                    continue  # if the whole batch fails, too, the training pass says why
                 if once and isfinite(once):  # else there is no label in it
                     means = abs(twice - once) < abs(once) / 4
                     break

@@ -124,7 +124,8 @@ class AccurateSoon(MostAccurate):
             texts.append(self._trade(row, [one for one in knee.rows if not one.misses]))
         if progress.chooses:
             texts.append(
-                f"goal.accuracy={self.goal.accuracy:g} takes {counted(row.epochs, 'epoch')} of "
+                f"For goal.accuracy={self.goal.accuracy:g} training takes "
+                f"{counted(row.epochs, 'epoch')} of "
                 f"{significant(row.epoch_seconds)} s, {progress.how_sure(row.batch)}."
             )
         return " ".join(filter(None, texts))
