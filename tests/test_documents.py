@@ -9,6 +9,7 @@ import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ from batchwright.records import (
     Virtual,
     WorkerKind,
 )
-from batchwright.records.base import Keys
+from batchwright.records.base import Keys, record_text
 from batchwright.records.documents import (
     asked_yaml,
     change_job,
@@ -881,6 +882,28 @@ def test_data_that_lead_back_to_themselves_have_a_name(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(link)
     assert data_name(f"imagefolder:{link}") == "link"
+
+
+def test_a_file_without_an_end_is_not_read_to_it(monkeypatch):
+    monkeypatch.setattr("batchwright.records.documents._MOST_READ", 1000)
+    with pytest.raises(FileError, match=r"^/dev/zero does not end within 1,000 characters"):
+        load_job("/dev/zero")
+    monkeypatch.setattr("sys.stdin", StringIO("y\n" * 1000))
+    with pytest.raises(FileError, match=r"^standard input does not end within 1,000 characters"):
+        read_record("-", Plan)
+
+
+def test_no_read_asks_for_much_memory_at_once(monkeypatch):
+    """To read so many characters, Python first takes as many bytes."""
+
+    class Asked(StringIO):
+        def read(self, size=-1):
+            assert 0 < size <= 2**20
+            return super().read(size)
+
+    for before in ("", " " * (2**20 - 1), " " * 2**20, " " * (3 * 2**20)):
+        monkeypatch.setattr("sys.stdin", Asked(before + record_text(make_plan())))
+        assert read_record("-", Plan) == make_plan()
 
 
 def test_what_cannot_be_written_leaves_nothing_aside(tmp_path):

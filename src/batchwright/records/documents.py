@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -57,6 +57,10 @@ _TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}  # the ver
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")
 """Files of a run folder that training alone leaves there."""
+_MOST_READ = 2**28
+"""Most characters that are read: an endless file such as /dev/zero would take all memory."""
+_PIECE = 2**20
+"""Characters that are read at a time: to read so many, Python first takes as many bytes."""
 
 
 def record_of(
@@ -374,7 +378,11 @@ def _name_of(path: str | Path) -> str:
 
 def _read_text(path: str | Path, hint: str = "") -> str:
     try:
-        text = sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8")
+        if str(path) == "-":
+            text = _text_in(sys.stdin)
+        else:
+            with Path(path).open(encoding="utf-8") as file:
+                text = _text_in(file)
     except FileNotFoundError:
         raise FileError(f"there is no file {path}{hint}") from None
     except UnicodeDecodeError:
@@ -385,7 +393,21 @@ def _read_text(path: str | Path, hint: str = "") -> str:
         raise FileError(f"cannot read {path}: {error.strerror}{there}") from None
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from None
+    if len(text) > _MOST_READ:
+        raise FileError(
+            f"{_name_of(path)} does not end within {_MOST_READ:,} characters, as our files do{hint}"
+        )
     return text.removeprefix("\ufeff")
+
+
+def _text_in(file: TextIO) -> str:
+    """The text of a file; of one with more than `_MOST_READ` characters more than so many."""
+    pieces: list[str] = []
+    for _ in range(0, _MOST_READ + 1, _PIECE):
+        pieces.append(file.read(_PIECE))
+        if len(pieces[-1]) < _PIECE:  # the end; at a terminal another read would ask for more
+            break
+    return "".join(pieces)
 
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:
